@@ -6,7 +6,7 @@
 # make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
 # make test-serve   the demo's drafts in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
-# make chaos MOMENTS=300   a small run of the whole graph, killed, starved and damaged at so many random moments
+# make chaos MOMENTS=300   a small run of the whole graph, killed and damaged at so many random moments
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs

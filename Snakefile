@@ -28,15 +28,12 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     logs/, timings/                           one file a job
 """
 
-import os
 from collections import defaultdict
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 from longspec.cluster.resume import note_controller
-from longspec.report.ending import SAID
-from longspec.report.ending import lines as ending_of
 from longspec.workflow.jobs.resources import check_block
 from longspec.workflow.plan import check_frozen, freeze_runtime
 
@@ -81,7 +78,6 @@ onstart:
                 [asked_stage(job.wildcards) for job in planned["train"]],
                 [job.output[0] for job in planned["stage_states"]],
             )
-        STATES.make_place()
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)
@@ -92,22 +88,8 @@ onstart:
     note_controller(Path.cwd())
 
 
-# Say what a person wants to know then. A report that cannot be read is a warning: the call itself went well. `longspec train` says
-# it itself, also where there was nothing to do.
 onsuccess:
     remove_states()
-    made = {job.rule.name for job in workflow.dag.jobs}
-    if SAID not in os.environ and "final_draft" in made and not workflow.touch:
-        try:
-            logger.info(
-                "\n".join(
-                    line
-                    for run in PLAN.runs
-                    for line in ending_of(run, PLAN.files[run].given)
-                )
-            )
-        except ValueError as error:
-            logger.warning(str(error))
 
 
 # A stage may be trained, and what comes after it have failed.

@@ -14,14 +14,12 @@ from snakemake.utils import update_config
 from longspec.config import COLLATIONS, OVERLONG
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
 from longspec.workflow.checks import (
+    bench_of,
     check_prompts,
     check_published,
     check_sources,
     checked_plan,
-    forgetting_warning,
-    unused_variants,
 )
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
@@ -55,10 +53,9 @@ user = {"HF_HUB_OFFLINE": "0"} | os.environ
 os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
 os.environ.update(HF_HUB_OFFLINE="1")
 
-CALLED = typed_call(workflow.config_settings.config)
-update_config(config, CALLED)
+update_config(config, typed_call(workflow.config_settings.config))
 with one_line_errors():
-    PLAN = checked_plan(config, arguments=sys.argv[1:])
+    PLAN = checked_plan(config)
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
         check_sources(PLAN)
@@ -68,37 +65,17 @@ with one_line_errors():
     BENCH = bench_of(PLAN)
     BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
-        STATES.check_place()
         STATES.forget_copies()
-# The Snakemake that plans the jobs warns, in a dry run too.
-if workflow.is_main_process:
-    for warning in filter(
-        None,
-        (
-            forgetting_warning(PLAN),
-            unused_variants(PLAN) if "variants" in CALLED else "",
-        ),
-    ):
-        logger.warning(warning)
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
 
-def hub_source(dataset):
-    """Return where records or prompts of the hub come from."""
-    return (
-        HUB_PROMPTS[dataset].source if dataset in HUB_PROMPTS else PLAN.source(dataset)
-    )
-
-
-def hub_revision(dataset):
-    """Return their branch, tag or commit."""
-    return (
-        HUB_PROMPTS[dataset].revision
-        if dataset in HUB_PROMPTS
-        else PLAN.revision(dataset)
-    )
+def of_hub(key, dataset):
+    """Return `source` or `revision` of records or prompts of the hub."""
+    if dataset in HUB_PROMPTS:
+        return getattr(HUB_PROMPTS[dataset], key)
+    return PLAN.source(dataset) if key == "source" else PLAN.revision(dataset)
 
 
 def one_of(names):

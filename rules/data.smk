@@ -12,8 +12,8 @@ rule fetch_data:
         dataset=one_of([*PLAN.from_hub, *HUB_PROMPTS]),
     localrule: True
     params:
-        source=from_plan(hub_source),
-        revision=from_plan(hub_revision),
+        source=from_plan(partial(of_hub, "source")),
+        revision=from_plan(partial(of_hub, "revision")),
     shell:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.data fetch --source={params.source:q} --revision={params.revision:q}"
         " --out {output:q} > {log:q} 2>&1"

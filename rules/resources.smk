@@ -5,8 +5,7 @@ from functools import partial
 
 from snakemake.resources import Resource
 
-from longspec.workflow.jobs.decoding_jobs import DecodingJobs
-from longspec.workflow.jobs.decoding_ranks import machine_of
+from longspec.workflow.jobs.decoding_jobs import DecodingJobs, machine_of
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
@@ -19,7 +18,7 @@ def resources_of(rule):
 TRAIN = resources_of("train")
 with one_line_errors():
     LIMITS = limits_of(TRAIN)
-NEEDS = StageNeeds(LIMITS, workflow.is_main_process, logger.warning)
+NEEDS = StageNeeds(LIMITS)
 
 
 def asked_stage(wildcards):
@@ -42,21 +41,9 @@ for each in NEEDS.SHARED:
         GIVEN[each] = share_of(each, GIVEN[each])
 
 
-def estimated_from(wildcards, input):
-    """A stage's name, its configuration, its target, its rows and the options that name those that it replays."""
-    stage = asked_stage(wildcards)
-    replay = PLAN.replay_options(*stage, input.replayed)
-    return "-".join(stage), PLAN.configs[stage], input.target, input.data, replay
-
-
-def stage_memory(wildcards, input, attempt):
+def stage_memory(wildcards):
     """MB of each node."""
-    return NEEDS.memory(*estimated_from(wildcards, input), attempt)
-
-
-def stage_minutes(wildcards, input, attempt):
-    """Minutes of one job."""
-    return NEEDS.minutes(*estimated_from(wildcards, input), attempt)
+    return NEEDS.memory(PLAN.configs[asked_stage(wildcards)])
 
 
 def gpus_of(wildcards, resources):

@@ -1,12 +1,5 @@
 # The target's states, computed once for every stage that is trained offline on them (recipe.states).
 
-from longspec.workflow.states import estimate_lines
-
-# Before anything runs, and in a dry run.
-if workflow.is_main_process:
-    for line in estimate_lines(STATES, LIMITS):
-        logger.info(line)
-
 
 # One job a shard, on the machines of `train`. Of what is in the folder only shard.json is declared: Snakemake deletes what a
 # failed job declares, and the next one goes on from the rows that are there. Recipe and runtime are written there before the

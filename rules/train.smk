@@ -70,7 +70,7 @@ rule train:
         gres="",
         gpu_jobs=1,
         mem_mb=stage_memory,
-        runtime=stage_minutes,
+        runtime=LIMITS.longest_job,
     params:
         init=option_with_files("--init-weights", "weights"),
         vocabulary=option_with_files("--vocabulary", "vocabulary"),

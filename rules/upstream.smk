@@ -43,7 +43,7 @@ PersistenceBase.incomplete = unfinished
 
 # https://github.com/snakemake/snakemake/issues/2441: a rule cannot say which failure is worth another try. A stage that would
 # fail in the same way again would be sent fifty times.
-BEGAN, DONE = time.time(), {}
+BEGAN = time.time()
 restarts_of_rule = Job.restart_times.fget
 
 
@@ -54,7 +54,7 @@ def restarts(job):
         return 0
     log = Path(job.log[0] if job.log else "")
     tries, pause, reason = retries(
-        job.rule.name, allowed, job.attempt, path, log, BEGAN, DONE
+        job.rule.name, allowed, job.attempt, path, log, BEGAN
     )
     if reason:
         logger.error(f"{path.parent} is not tried again: {reason}")

@@ -20,7 +20,6 @@ OF_MINUTES = [
     "test_demo",
     "test_partitioned",
     "test_speculate",
-    "test_needs",
 ]
 
 

@@ -26,7 +26,6 @@ from longspec.config import (
 from longspec.data.pack import arrow_shards, bin_packing
 from longspec.families import REFUSED
 from longspec.methods.glide.settings import FAMILIES
-from longspec.methods.glide.trainer import CLASSES
 
 NAME = "qwq_glide_8gpu_slim6b"
 LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"
@@ -107,10 +106,6 @@ def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -
     path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")
     with pytest.raises(ValueError, match=r"recipe\.yaml: not a recipe of this version.*colour"):
         load(path, Recipe)
-
-
-def test_there_is_a_glide_class_for_every_family_that_it_takes_and_no_other() -> None:
-    assert sorted(name for family in CLASSES for name in family.families) == sorted(FAMILIES)
 
 
 def test_every_family_has_a_method_and_no_method_another_family() -> None:
@@ -194,18 +189,6 @@ def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path
     assert methods.of_target(old.recipe.model._target_) == ("glide", "qwen2")
 
 
-def test_a_family_and_its_class_are_one_and_the_same_recipe() -> None:
-    path = methods.settings_of("glide").TARGETS["mistral"]
-    by_family = compose("train", ["recipe.model.family=mistral"]).recipe
-    by_class = compose("train", ["recipe.model.family=null", f"recipe.model._target_={path}"]).recipe
-    by_both = compose("train", ["recipe.model.family=mistral", f"recipe.model._target_={path}"]).recipe
-    assert to_yaml(by_family) == to_yaml(by_class) == to_yaml(by_both)
-    methods.check_family_named(by_family, "mistral", "there")
-    message = r"there: config\.json: model_type is 'llama', recipe\.model\._target_ is .*Mistral.*; set it to .*LlamaGlide"
-    with pytest.raises(ValueError, match=message):
-        methods.check_family_named(by_family, "llama", "there")
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -235,11 +218,6 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
         ValueError, match=r"recipe\.yaml: recipe\.method\.name: missing, and recipe\.model\._target_, which would say it, too"
     ):
         typed(content | {"model": model}, Recipe, source)
-
-
-def test_differences_name_each_key() -> None:
-    old = {"a": {"b": 1, "c": 2}, "d": 3}
-    assert differences(old, {"a": {"b": 1, "c": 4}, "e": 5}) == ["a.c: 2 -> 4", "d: 3 -> None", "e: None -> 5"]
 
 
 def test_the_packer_knows_exactly_the_choices_of_the_recipe() -> None:

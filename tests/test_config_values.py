@@ -153,8 +153,6 @@ def experiment(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
-        (b"hydra: {run: {dir: x}}\n", r"mine\.yaml: hydra: Hydra's own settings have no effect here"),
-        (b"hydra: {foo: 1}\n", r"^hydra\.foo: unknown key"),
         (b"files: {out: there}\n", r"mine\.yaml: line 7: key 'files' stands twice, first in line 6; keep one"),
         (b"recipe: {seed: 1\n", r"mine\.yaml: line 8: "),
         (b"# caf\xe9\n", r"mine\.yaml: line 7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
@@ -167,24 +165,11 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("key", ["recipe.optimizer.rl", "recipes", "files.date"])
-def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
-        compose("mine", [f"+{key}=1"], experiment.parent)
-
-
-def test_hydras_own_settings_are_refused_on_the_command_line_and_in_groups(experiment: Path) -> None:
-    (experiment.parent / "other.yaml").write_text("hydra: {run: {dir: x}}\n")  # it is not composed
-    (experiment.parent / "folder.yaml").mkdir()
+def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -> None:
     assert compose("mine", [], experiment.parent).files.out == "here"
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):
         with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):
             compose("mine", [override], experiment.parent)
-    group = experiment.parent / "more"
-    group.mkdir()
-    (group / "own.yaml").write_text("# @package _global_\nhydra: {run: {dir: x}}\n")
-    with pytest.raises(ValueError, match=r"more/own\.yaml: hydra: Hydra's own settings have no effect here"):
-        compose("mine", ["+more=own"], experiment.parent)
 
 
 def test_an_experiment_that_is_not_there_is_named(experiment: Path) -> None:

@@ -91,7 +91,7 @@ DOORS = {
 EXTRA = {
     ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
     ("measure.served", "draft.layouts"),  # which vLLM may read in a layout of its own
-    ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
+    ("workflow.jobs.decoding_jobs", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.weight_sources", "train.checkpoint.save_load"),
@@ -114,7 +114,6 @@ WITHOUT_TORCH = {
     "decode.levels",
     "measure.tasks",
     "models.model_folder",
-    "train.estimate.feed_forward",
     "train.stage_folder",
 }
 

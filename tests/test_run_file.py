@@ -72,16 +72,9 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (
-            "stags: [base]\n",
-            r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\? Known: base, build, data, deepspeed",
-        ),
+        ("stags: [base]\n", r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\?"),
         ("stages: {base: {receipe: {}}}\n", r"mine\.yaml: stages\.base\.receipe: unknown key; did you mean 'recipe'\?"),
         ("stages: [base, base]\n", r"mine\.yaml: stages: must name each stage once; is \['base', 'base'\]"),
-        (
-            "stages: [base: {recipe: {}}]\n",
-            r"mine\.yaml: stages: must be a mapping from names to what they set, or a list of names",
-        ),
         ("stages: {'a b': }\n", r"mine\.yaml: stages: a stage: 'a b' is no name; a name has letters"),
         ("stages: [lookup]\n", r"mine\.yaml: stages: lookup: untrained, lookup, imported, with-lookup are drafters"),
         ("recipe: [3]\n", r"mine\.yaml: recipe: must be a mapping, is \[3\]"),

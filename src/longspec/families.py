@@ -23,7 +23,6 @@ REFUSED = {  # model type -> why there is no draft for it
 # How transformers' plans split a family's layers over ranks, where not as those of most: some heads and some columns each.
 UNSPLIT = ("gpt_oss",)  # there is no plan
 WHOLE_HEADS = ("phi3", "olmo2")  # each rank has the keys and values of all heads
-WHOLE_FEED_FORWARD = ("phi3", "glm4")  # each rank has the columns of all ranks before they are multiplied
 
 # How a rotation may be scaled. The others (dynamic, longrope) turn a token by the longest position that stands beside it
 # in the batch: the target's keys then depend on what else is in the row, and no draft can be trained on them.

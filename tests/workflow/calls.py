@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import PIPE
 
 from tests import warm_jobs
 from tests.workflow.small_run import GOAL
 from tests.workflow.warm_python import KEEPER, SERVER
 
-ENTER = ("--user", "--mount", "--preserve-credentials")
 MARK = "LONGSPEC_CHAOS"  # in the environment of all processes of one place
 OPTIONS = ("--cores", "2", "--set-resources", "train:ranks=2")
 PATIENCE = 300  # seconds for a call that was struck to end
@@ -68,22 +68,23 @@ def job_name(pid: int) -> str:
 
 @dataclass
 class Place:
-    """A folder with a copy of the workflow, perhaps on a disk that is mounted for its keeper's processes alone."""
+    """A folder with a copy of the workflow."""
 
-    folder: Path  # as its processes name it
-    seen: Path  # as this process does
-    said: Path  # all that the last call has printed
-    warm: Path  # the folder of warm_python
-    keeper: int | None = None
+    folder: Path
 
-    def inside(self, *command: str) -> list[str]:
-        """A command in the folder, on the place's own disk."""
-        disk = [] if self.keeper is None else ["nsenter", f"--target={self.keeper}", *ENTER]
-        return [*disk, "env", "-C", str(self.folder), *command]
+    @property
+    def said(self) -> Path:
+        """All that the last call has printed."""
+        return self.folder.with_name(f"{self.folder.name}.txt")
+
+    @property
+    def warm(self) -> Path:
+        """The folder of warm_python."""
+        return self.folder.with_name(f"warm-{self.folder.name}")
 
     def command(self, *arguments: str) -> list[str]:
         """Snakemake as a user types it."""
-        return self.inside(str(self.warm / "bin/python"), "-m", "snakemake", *GOAL, *OPTIONS, *arguments)
+        return [str(self.warm / "bin/python"), "-m", "snakemake", *GOAL, *OPTIONS, *arguments]
 
     @contextmanager
     def warmed(self, root: Path) -> Iterator[None]:
@@ -91,8 +92,8 @@ class Place:
         shutil.rmtree(self.warm, ignore_errors=True)
         environment = self.environment() | {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
         environment["PYTHONPATH"] += f"{os.pathsep}{root}"
-        command = self.inside(sys.executable, "-m", "tests.workflow.warm_python", str(self.warm))
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        command = [sys.executable, "-m", "tests.workflow.warm_python", str(self.warm)]
+        with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=PIPE, stdout=PIPE) as server:
             assert server.stdin is not None
             assert server.stdout is not None
             assert any(line == b"ready\n" for line in server.stdout), "it ends while it imports"
@@ -113,6 +114,7 @@ class Place:
         with self.said.open("w") as output:
             process = subprocess.Popen(
                 self.command(),
+                cwd=self.folder,
                 env=self.environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -125,6 +127,7 @@ class Place:
         """What a short call of Snakemake prints, which must end well."""
         done = subprocess.run(
             self.command(*arguments),
+            cwd=self.folder,
             env=self.environment(),
             capture_output=True,
             text=True,

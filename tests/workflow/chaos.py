@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import remove
-from tests.small_disk import fill, small_disk
 from tests.workflow.calls import Call, Place
 from tests.workflow.same_files import differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
@@ -40,7 +39,6 @@ STRIKES = (
     "SIGTERM to the group",
     "SIGINT to the group",
     "vanished rank",
-    "full disk",
 )
 CUT, FLIPPED = DAMAGES = ("cut", "flipped bit")
 CHANGES = {
@@ -56,7 +54,6 @@ NOT_DERIVED = re.compile(
     r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round
-MEGABYTES = 256  # of its disk
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty
 
 
@@ -104,14 +101,13 @@ class Round:
     def disturbed_call(self) -> bool:
         """One call with a disturbance; whether the run came to its end before that."""
         began = time.monotonic()
-        kinds = [kind for kind in KINDS if kind != "full disk" or self.place.keeper]
-        moment = Moment(self.number, self.draw.choice(kinds), self.draw.choice(PASSED), round(self.draw.random(), 3))
+        moment = Moment(self.number, self.draw.choice(KINDS), self.draw.choice(PASSED), round(self.draw.random(), 3))
         call = self.place.call()
         moment.job = call.wait_for(moment.passed, moment.share, self.times, ranks=moment.kind == "vanished rank")
         if not moment.job:
             return self.has_ended(call)
-        with self.strike(call, moment):
-            call.finish()
+        moment.victim = call.strike(moment.kind if moment.kind in STRIKES else "SIGINT to the group", self.draw)
+        call.finish()
         if call.code and moment.kind in CHANGES:
             self.changed_call(moment)
         elif moment.kind in DAMAGES:
@@ -129,18 +125,6 @@ class Round:
                 self.follow(call)
                 return
 
-    @contextmanager
-    def strike(self, call: Call, moment: Moment) -> Iterator[None]:
-        """Do to a call what a kind does to it; what lasts ends with the block."""
-        if moment.kind == "full disk":
-            filler = fill(self.place.seen)
-            moment.victim = "disk"
-            yield
-            filler.unlink()
-        else:
-            moment.victim = call.strike(moment.kind if moment.kind in STRIKES else "SIGINT to the group", self.draw)
-            yield
-
     def damage(self, moment: Moment) -> None:
         """Cut a file that is there, or flip a bit in it."""
         there = {group: self.files_of(group) for group in GROUPS}
@@ -156,21 +140,23 @@ class Round:
         else:
             content[at] ^= 1 << self.draw.randrange(8)
         path.write_bytes(content)
-        name = path.relative_to(self.place.seen).as_posix()
+        name = path.relative_to(self.place.folder).as_posix()
         moment.victim = f"{name} at byte {at}"
         self.damaged[name] = moment, bytes(content)
 
     def files_of(self, group: str) -> list[Path]:
         """Files of a group that hold something."""
         levels = "*" if group.endswith("*") else "**/*"
-        found = [path for folder in self.place.seen.glob(group) for path in folder.glob(levels)]
-        names = {path: path.relative_to(self.place.seen).as_posix() for path in found if path.is_file() and path.stat().st_size}
+        found = [path for folder in self.place.folder.glob(group) for path in folder.glob(levels)]
+        names = {
+            path: path.relative_to(self.place.folder).as_posix() for path in found if path.is_file() and path.stat().st_size
+        }
         return sorted(path for path, name in names.items() if not NOT_DERIVED.search(name) and name not in self.damaged)
 
     def changed_call(self, moment: Moment) -> None:
         """Change what a user may change, see that the plan has it, call, and take the change back."""
         name, pattern, new = CHANGES[moment.kind]
-        path = self.place.seen / name
+        path = self.place.folder / name
         before = path.read_text()
         path.write_text(re.sub(pattern, new, before, count=1))
         moment.victim = name
@@ -209,14 +195,14 @@ class Round:
         if "start the same command again" in text:
             return  # the next call does; one that is told so for ever comes to MOST
         for advised in re.findall(r"\brm (?:-r )?([^;)\n]+)", told):
-            for path in filter(Path.exists, (self.place.seen / word for word in shlex.split(advised))):
+            for path in filter(Path.exists, (self.place.folder / word for word in shlex.split(advised))):
                 remove(path)
                 followed = True
         for name, (moment, _) in self.damaged.items():
             if name in told:
                 moment.outcome = f"refused: {told[:300]}"
                 if not followed:
-                    (self.place.seen / name).unlink(missing_ok=True)
+                    (self.place.folder / name).unlink(missing_ok=True)
                     followed = True
         if self.moments and not followed:
             raise DisturbedError(f"round {self.number}: the same call does not go on, and advises nothing:\n{text[-6000:]}")
@@ -227,42 +213,31 @@ class Round:
         """Hold the run's files against the undisturbed ones, and say what became of each damaged file."""
         left = {}
         for name, (moment, content) in self.damaged.items():
-            path = self.place.seen / name
+            path = self.place.folder / name
             if path.is_file() and path.read_bytes() == content:
                 left[name] = moment
                 moment.outcome = moment.outcome or "not read any more"
             elif not moment.outcome:
                 moment.outcome = "remade" if path.is_file() else "removed, since it is needed no more"
-        other = [name for name in differing(expected, kept_files(self.place.seen)) if name not in left]
+        other = [name for name in differing(expected, kept_files(self.place.folder)) if name not in left]
         if other:
             raise DisturbedError(f"round {self.number}: not as undisturbed: {', '.join(other)}")
 
 
 @contextmanager
 def place_for(folder: Path, root: Path) -> Iterator[Place]:
-    """A copy of the workflow with the small run, on a disk of its own where one may be mounted."""
+    """A copy of the workflow with the small run."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    said = folder.with_name(f"{folder.name}.txt")
-    with small_disk(folder, MEGABYTES) as disk:
-        place = Place(folder.resolve(), disk or folder, said, warm_folder(folder), int(disk.parts[2]) if disk else None)
-        small_run(place.seen, root)
-        with place.warmed(root):
-            yield place
-
-
-def warm_folder(folder: Path) -> Path:
-    """Beside a place, since the place itself may be a disk that is to be filled."""
-    return folder.resolve().with_name(f"warm-{folder.name}")
+    small_run(folder, root)
+    place = Place(folder.resolve())
+    with place.warmed(root):
+        yield place
 
 
 def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, float]]:
     """The files of a run that nobody disturbs, and the seconds that its jobs take."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    small_run(folder, root)
-    place = Place(folder.resolve(), folder, folder.with_name("undisturbed.txt"), warm_folder(folder))
-    with place.warmed(root):
+    with place_for(folder, root) as place:
         call = place.call()
         times = call.watch()
     if call.code:
@@ -291,7 +266,7 @@ def main() -> None:
                 current.run(min(options.in_a_round, options.moments - len(moments)))
                 current.check(expected)
             except AssertionError:
-                shutil.copytree(place.seen, options.scratch / f"failed-{number}", symlinks=True)
+                shutil.copytree(place.folder, options.scratch / f"failed-{number}", symlinks=True)
                 raise
         moments += current.moments
         lines += [*map(asdict, current.moments), {"round": number, "end": "as undisturbed"}]

@@ -59,20 +59,15 @@ def test_a_draft_that_is_not_there_is_named_at_the_plan(settings: Settings, sour
 
 
 @pytest.mark.parametrize(
-    ("config", "weights", "message"),
+    ("config", "message"),
     [
-        ('{"draft": "glide"}', True, r"recipe\.init: mine: is a draft of glide, recipe\.method\.name is eagle3"),
-        ('{"architectures": ["Foo"]}', True, r"recipe\.init: mine: architectures: \['Foo'\]: no draft that is known"),
-        ('{"draft": "eagle3"}', False, r"recipe\.init: mine: has no weights"),
+        ('{"draft": "glide"}', r"recipe\.init: mine: is a draft of glide, recipe\.method\.name is eagle3"),
+        ('{"architectures": ["Foo"]}', r"recipe\.init: mine: architectures: \['Foo'\]: no draft that is known"),
     ],
 )
-def test_a_folder_that_is_no_draft_of_the_method_is_named_at_the_plan(
-    settings: Settings, config: str, weights: bool, message: str
-) -> None:
+def test_a_folder_that_is_no_draft_of_the_method_is_named_at_the_plan(settings: Settings, config: str, message: str) -> None:
     folder = draft_folder(settings.folder / "mine")
     (folder / "config.json").write_text(config)
-    if not weights:
-        (folder / "pytorch_model.bin").unlink()
     begun(settings, "mine")
     with pytest.raises(ValueError, match=message):
         settings.plan(runs=["demo-eagle3"])

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
+from longspec.workflow.checks import bench_of
 from tests.workflow.planning import Copied, Settings
 
 RUN = "config/run/demo.yaml"

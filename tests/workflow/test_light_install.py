@@ -32,21 +32,13 @@ def call(environment: dict[str, str], folder: Path, *command: str) -> str:
     return done.stdout + done.stderr
 
 
-def test_it_plans_for_a_cluster(workflow: Workflow, root: Path) -> None:
-    """And for this machine below."""
+def test_it_plans_and_makes_records_tokens_and_rows(workflow: Workflow, root: Path) -> None:
+    """A small tokenizer and few records."""
     environment = without_extras(root, workflow.folder)
     with pytest.raises(AssertionError, match="import of torch halted"):
         call(environment, workflow.folder, "-c", "import torch")
-    slurm = ["--profile", "slurm", "--config", "runs=[demo,published]"]
-    text = call(environment, workflow.folder, "-m", "snakemake", "-n", "final_draft", *slurm)
-    assert "rule train_target:" in text
-    assert "rule fetch_target:" in text
-
-
-def test_it_makes_records_tokens_and_rows(workflow: Workflow, root: Path) -> None:
-    """A small tokenizer and few records."""
     workflow.edit("config/workflow.yaml", r"records: \d+", "records: 60")
     workflow.edit("config/model/demo.yaml", r"^ +- \{dataset: stdlib.*\n", "")
     workflow.edit("config/model/demo.yaml", r"vocabulary: \d+", "vocabulary: 400")
-    call(without_extras(root, workflow.folder), workflow.folder, "-m", "snakemake", "--cores", "2", PACKED)
+    call(environment, workflow.folder, "-m", "snakemake", "--cores", "2", PACKED)
     assert read_json(workflow.folder / PACKED)["rows"] > 0

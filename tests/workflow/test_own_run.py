@@ -63,24 +63,11 @@ def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
     assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
 
 
-def test_a_name_of_config_model_is_never_taken_for_a_folder_that_lies_here(own: Settings) -> None:
-    (own.folder / "demo").mkdir()
-    assert own.plan(runs=["demo"]).model_of("demo") == "demo"
-
-
 def test_long_rows_have_the_length_of_the_stages_file(own: Settings) -> None:
     (own.folder / "my-llama/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 10**6}))
     assert recipe_of(own).data.sequence_length == 4096
     own.edit("config/stage/train.yaml", "sequence_length: 4096", "sequence_length: 1000")
     assert recipe_of(own).data.sequence_length == 1000
-
-
-def test_what_is_trained_on_is_a_word(own: Settings) -> None:
-    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: all}}}}\n")
-    assert recipe_of(own).data.collation == "base"
-    write(own, f"{RUN}stages: {{train: {{data: chats, train_on: some}}}}\n")
-    with pytest.raises(ValueError, match=r"stages\.train\.train_on: 'some' is unknown; choose one of answers, all"):
-        own.plan(run="mine")
 
 
 def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> None:
@@ -99,18 +86,14 @@ def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> No
 def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
     several = RUN.replace("{chats: inputs/*.jsonl}", "{chats: inputs/*.jsonl, asked: {source: puzzles, records: 9}}")
     write(own, several)
-    told = (
-        r"config/run/mine\.yaml: stages: missing; a stage trains on one data set: "
-        r"stages: (\{chats: \{data: chats\}, asked: \{data: asked\}\})$"
-    )
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=r"config/run/mine\.yaml: stages: missing; a stage trains on one data set"):
         own.plan(run="mine")
     write(own, f"{several}stages: {{chats: {{data: chats}}, asked: {{data: asked}}}}\n")
     plan = own.plan(run="mine")
-    assert {stage: config.recipe.data.name for (_, _, stage), config in plan.configs.items()} == {
-        "chats": "chats",
-        "asked": "asked",
-    }
+    assert [(stage, config.recipe.data.name) for (*_, stage), config in plan.configs.items()] == [
+        ("chats",) * 2,
+        ("asked",) * 2,
+    ]
     assert set(plan.evaluation_of["mine"].tasks) == {"chats", "asked"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.config import Recipe, Runtime, compose_stage, load, to_yaml
+from longspec.config import compose_stage
 from longspec.workflow.plan import Plan, freeze_runtime
 from tests.workflow.planning import FILE, Settings
 
@@ -34,12 +34,6 @@ def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Setti
         assert last.choice(run, variant) == []  # one stage alone leaves nothing to choose
         assert [path for path in last.candidates(run, variant) if not path.startswith(folder)] == []
         assert last.published_option([], last.candidates(run, variant)) == ["--draft", Path(folder)]
-
-
-def test_what_a_run_says_of_its_final_stage_is_checked(settings: Settings) -> None:
-    settings.edit("config/run/demo.yaml", "^stages:", "final: lats\nstages:")
-    with pytest.raises(ValueError, match=r"config/run/demo\.yaml: final: 'lats' is unknown; choose one of best, last"):
-        settings.plan()
 
 
 def test_a_choice_needs_a_task_of_held_out_records(settings: Settings) -> None:
@@ -92,16 +86,6 @@ def test_the_tokenizer_and_the_target_read_the_mixture_whatever_the_stages_read(
     assert "own" in plan.datasets_trained_on()
 
 
-def test_what_is_frozen_is_what_was_composed(settings: Settings, tmp_path: Path) -> None:
-    plan, config = settings.plan(), compose_stage(*VARIANT, "long")
-    for section, schema in (("recipe", Recipe), ("runtime", Runtime)):
-        path = tmp_path / f"{section}.yaml"
-        path.write_text(plan.stage_yaml(*VARIANT, "long", section))
-        assert path.read_text() == to_yaml(config[section])
-        assert load(path, schema) == config[section]
-    assert plan.build_yaml("demo") == to_yaml(config.build)
-
-
 def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
     freeze_runtime(str(tmp_path / "base"), "a: 1\n")
     written = (tmp_path / "base/runtime.yaml").stat().st_mtime_ns
@@ -112,36 +96,6 @@ def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
     (tmp_path / "base/runtime.yaml").write_bytes(b"a: \xff")  # a bit of it flipped: no text any more
     freeze_runtime(str(tmp_path / "base"), "a: 2\n")
     assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
-
-
-def test_a_target_of_a_gguf_file_is_made_by_a_job(settings: Settings) -> None:
-    settings.edit("config/run/demo.yaml", "target: demo", "target: smollm2-135m")
-    plan = settings.plan()
-    assert (plan.built, plan.fetched, plan.of_gguf, plan.of_wheels) == ([], [], ["smollm2-135m"], ["smollm2-135m"])
-    fetched = plan.wheel_file("smollm2-135m")
-    assert fetched == ["models/smollm2-135m/wheel_file.json"]
-    assert plan.sha256_option("smollm2-135m") == ["--sha256", plan.model_sha256("smollm2-135m")]
-    (settings.folder / "my.gguf").write_bytes(b"GGUF")
-    text = "# @package recipe.model\nfamily: llama\nname: smollm2-135m\nsource: my.gguf\n"
-    (settings.folder / "config/model/smollm2-135m.yaml").write_text(text)
-    plan = settings.plan()
-    assert (plan.fetched, plan.of_gguf, plan.of_wheels) == ([], ["smollm2-135m"], [])
-    assert plan.wheel_file("smollm2-135m") == plan.sha256_option("smollm2-135m") == []
-
-
-def test_a_published_run_reads_the_users_files(settings: Settings) -> None:
-    entry(settings, "slimpajama", "{source: in/*.jsonl.gz, shards: 4}")
-    entry(settings, "long-data", "{source: [in/b.parquet, in/a.json], shards: 2}")
-    entry(settings, "longcot", "{preset: qwq-longcot-130k, source: in/c.parquet, shards: 2}")
-    (settings.folder / "in").mkdir()
-    for name in ("2.jsonl.gz", "1.jsonl.gz", "a.json", "b.parquet", "c.parquet"):
-        (settings.folder / "in" / name).touch()
-    plan = settings.plan(runs=["published"])
-    assert plan.from_hub == ["ultrachat", "sharegpt"]  # of other runs
-    assert plan.raw_files("slimpajama") == [Path("in/1.jsonl.gz"), Path("in/2.jsonl.gz")]
-    assert plan.raw_files("long-data") == [Path("in/a.json"), Path("in/b.parquet")]
-    assert plan.fetched_option("longcot", ["in/c.parquet"]) == []
-    assert "revision" not in plan.raw_settings("longcot")
 
 
 def test_what_makes_the_records_again(settings: Settings) -> None:
@@ -157,28 +111,6 @@ def test_what_makes_the_records_again(settings: Settings) -> None:
     assert more_shards.shards("puzzles") == len(more_shards.token_shards("demo", "puzzles")) == 7
     settings.edit(str(FILE), r"\brecords: \d+", "records: 7777")
     assert [name for name, text in told(settings.plan()).items() if text != before[name]] == ["puzzles"]
-
-
-def test_a_gate_is_no_setting_of_the_evaluation(settings: Settings) -> None:
-    before = settings.plan()
-    settings.edit(str(FILE), r"\bforgetting: \S+", "forgetting: null")
-    after = settings.plan()
-    assert after.evaluation_settings("demo") == before.evaluation_settings("demo")
-    assert json.loads(after.gates("demo")) == json.loads(before.gates("demo")) | {"forgetting": None}
-
-
-def test_variants_stand_side_by_side_in_a_report_and_apart_in_their_drafts(settings: Settings) -> None:
-    plan = settings.plan(variants=["sinkpi-slicing", "base"])
-    stages = [f"results/demo/{variant}/{stage}" for variant in plan.variants["demo"] for stage in plan.stages["demo"]]
-    assert plan.stage_folders("demo") == stages
-    assert plan.stage_folders("demo", "base") == stages[3:]
-    assert plan.stage_files("demo", "base")[:3] == [
-        f"{stages[3]}/{name}" for name in ("checkpoint.json", "metrics.jsonl", "recipe.yaml")
-    ]
-    assert plan.report_variants("demo") == [f"--variant {name}=results/demo/{name}" for name in plan.variants["demo"]]
-    assert plan.final_drafts("demo") == [f"results/demo/{name}/final_draft/provenance.json" for name in plan.variants["demo"]]
-    assert plan.of_first_variant("recipe", "demo") == [f"{stage}/recipe.yaml" for stage in stages[:3]]
-    assert plan.of_first_variant("runtime", "demo") == [f"{stage}/runtime.yaml" for stage in stages[:3]]
 
 
 def test_two_runs_are_compared_and_no_other_number(settings: Settings, root: Path) -> None:

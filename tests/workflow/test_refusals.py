@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from longspec import methods
-from longspec.workflow.checks import forgetting_warning
 from tests.workflow.planning import Settings, Workflow
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 WORKFLOW = "config/workflow.yaml"
-PUBLISHED = "config/run/published.yaml"
 LONGCOT = "config/run/demo.yaml:longcot"
 
 DEMO = "config/run/demo.yaml"
@@ -34,7 +32,6 @@ SCHEMA = {
     (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: must be a name, is 1",
 }
 CASES = {
-    "a list of replayed stages": (LONGCOT, r"replay: \{.*?\}", "replay: [base]", "recipe.data.replay: {base: 0.2} (in "),
     "a key of the target's phases": (MODEL, r"\brows:", "row:", "build.mixture.0.row: unknown key; did you mean 'rows'?"),
     "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", "data.puzzles.source: in/a.jsonl: no such"),
     "an unknown preset": (WORKFLOW, PUZZLES, "puzzles: {preset: ultrachats}", "data.puzzles.preset: config/data.yaml has no "),
@@ -143,18 +140,6 @@ def test_prompts_that_are_trained_on_are_refused(files: Settings) -> None:
         files.plan()
 
 
-def test_data_that_may_be_forgotten_unseen_is_told(settings: Settings) -> None:
-    """The published run trains on slimpajama, long-data and longcot."""
-    told = "gates.forgetting cannot judge what is forgotten of "
-    assert forgetting_warning(settings.plan(runs=["published"])) == ""
-    settings.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
-    warning = forgetting_warning(settings.plan(runs=["published"]))
-    assert warning.startswith(f"{told}slimpajama, long-data: no task measures it.")
-    assert f"evaluation.tasks in {PUBLISHED}, such as own: {{data: slimpajama, context: [64, 448]}}" in warning
-    settings.edit(WORKFLOW, r"\bforgetting: \S+", "forgetting: null")
-    assert forgetting_warning(settings.plan(runs=["published"])) == ""
-
-
 def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml:long", r"^recipe:\n", "recipe:\n  model: {name: other}\n")
     with pytest.raises(ValueError, match=r"recipe\.model\.name: 'other', but another stage of the run trains for 'demo'"):
@@ -162,14 +147,6 @@ def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml:long", "name: other", "source: hf:a/b")
     with pytest.raises(ValueError, match=r"recipe\.model\.name: 'demo' stands for two different targets"):
         settings.plan()
-
-
-def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -> None:
-    told = "gates.forgetting cannot judge what is forgotten of slimpajama, long-data"
-    workflow.edit(WORKFLOW, r"^runs: \[.*?\]", "runs: [published]")
-    workflow.edit(PUBLISHED, r"^    (general|long): \{data.*\n", "")
-    assert workflow.output("-n", "final_draft").count(told) == 1
-    assert told not in workflow.output("-n", "final_draft", "--mode=subprocess")
 
 
 def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,14 +24,11 @@ def stage_file(folder: Path, shares: str) -> None:
 @pytest.mark.parametrize(
     ("shares", "message"),
     [
-        ("{basis: 0.2}", r"recipe\.data\.replay\.basis: the run has no such stage; .* did you mean 'base'\?"),
+        ("{basis: 0.2}", r"recipe\.data\.replay\.basis: is no earlier stage of the run; did you mean 'base'\?"),
         ("{longcot: 0.2}", r"recipe\.data\.replay\.longcot: is this stage itself; name earlier stages"),
         ("{base: -0.1}", r"recipe\.data\.replay\.base: must be a number above 0 to below 1, is -0\.1"),
         ("{base: 0.5, long: 0.5}", r"recipe\.data\.replay: the shares of base, long are 1 together; leave some"),
-        (
-            "{base: much}",
-            r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float; give a number above 0 to below 1",
-        ),
+        ("{base: much}", r"recipe\.data\.replay\.base: Value 'much' .* could not be converted to Float"),
     ],
 )
 def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: str, message: str) -> None:
@@ -42,7 +39,7 @@ def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: st
 
 def test_a_later_stage_is_refused(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml:base", r"sequence_length: 128\}", "sequence_length: 128, replay: {long: 0.1}}")
-    with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: comes later in the run"):
+    with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: is no earlier stage"):
         settings.plan()
 
 

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from longspec.answers.settings import JOURNAL
-from longspec.journal import unfinished
-from longspec.workflow.jobs.retries import FRUITLESS, NEVER_BEGUN, PAUSE, reason_to_give_up, retries
+from longspec.workflow.jobs.retries import FRUITLESS, PAUSE, TRIES_OF_RESUMED, reason_to_give_up, retries
 
 BEGAN = 1000.0
 
@@ -25,8 +23,8 @@ def put(path: Path, time: float, text: str = "") -> None:
     os.utime(path, (time, time))
 
 
-def given_up(stage: Path, tried: int = 1) -> str:
-    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN, tried)
+def given_up(stage: Path) -> str:
+    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN)
 
 
 def attempts(stage: Path, *times: float) -> None:
@@ -47,7 +45,7 @@ def test_what_the_stage_itself_says(stage: Path, status: dict[str, object], time
     put(stage / "status.json", time, json.dumps(status))
     assert given_up(stage).endswith(expected)
     assert bool(given_up(stage)) == bool(expected)
-    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN, {})
+    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN)
     assert told == ((0, 0, given_up(stage)) if expected else (50, PAUSE, ""))
 
 
@@ -65,40 +63,6 @@ def test_tries_without_a_checkpoint_are_counted_from_the_last_one(stage: Path) -
     assert given_up(stage) == ""
 
 
-def test_tries_of_an_earlier_snakemake_do_not_count(stage: Path) -> None:
-    attempts(stage, *(BEGAN - 10 * number for number in range(1, 40)))
-    put(stage / "checkpoints/last/manifest.json", BEGAN - 500)
-    assert given_up(stage) == ""
-
-
-def test_tries_that_never_began(stage: Path) -> None:
-    attempts(stage, BEGAN - 5, BEGAN + 5)
-    assert given_up(stage, NEVER_BEGUN) == ""
-    assert "before they began" in given_up(stage, NEVER_BEGUN + 1)
-
-
-def tried(rule: str, attempt: int, output: Path, done: dict[Path, dict[int, int]], allowed: int = 50) -> tuple[int, int]:
-    """The tries of a job that is no stage, and the pause before the next."""
-    *told, reason = retries(rule, allowed, attempt, output, Path(), BEGAN, done)
-    assert reason == ""
-    return told[0], told[1]
-
-
-def test_another_job_has_two_tries_more() -> None:
-    output = Path("manifest.json")
-    assert [tried("pack", attempt, output, {}) for attempt in (1, 2, 3)] == [(2, PAUSE), (2, PAUSE), (2, 0)]
-    assert tried("pack", 1, output, {}, allowed=1) == (1, PAUSE)
-
-
-@pytest.mark.parametrize(("rule", "output", "journal"), [("evaluate", "x.jsonl", ""), ("answer", "shard.json", JOURNAL)])
-def test_a_try_that_measured_or_answered_more_is_not_counted(tmp_path: Path, rule: str, output: str, journal: str) -> None:
-    """Not one that left its first line alone, or a torn one behind it; nor one that began anew, with other settings."""
-    made, done = tmp_path / output, dict[Path, dict[int, int]]()
-    path = made.with_name(journal) if journal else unfinished(made)
-    assert tried(rule, 1, made, done) == (2, PAUSE)
-    for attempt, (lines, fruitful) in enumerate([(0, 0), (5, 1), (5, 1), (2, 1), (4, 1), (6, 2), (9, 3)], start=2):
-        path.write_text('{"identity": {}}\n' + '{"prompt": 0}\n' * lines + '{"prom')
-        assert tried(rule, attempt, made, done)[0] == 2 + fruitful
-        path.write_text("{}\n" * 99)  # asked again, when the next try has begun
-        assert tried(rule, attempt, made, done)[0] == 2 + fruitful
-    assert tried(rule, 1, tmp_path / "another" / output, done) == (2, PAUSE)
+def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:
+    for rule, allowed, tries in (("pack", 50, 2), ("pack", 1, 1), ("evaluate", 50, TRIES_OF_RESUMED), ("answer", 3, 3)):
+        assert retries(rule, allowed, 1, Path("manifest.json"), Path(), BEGAN) == (tries, PAUSE, "")

@@ -13,7 +13,6 @@ from snakemake.cli import parse_config
 from longspec.config import CONFIG_DIR, yaml_files
 from longspec.config.faults import check
 from longspec.data import presets
-from longspec.data.hub.names import parse
 from longspec.measure import tasks
 from longspec.workflow.settings.workflow_file import WorkflowFile, check_text, typed_call
 
@@ -99,12 +98,6 @@ def test_a_tree_of_too_many_nodes_is_refused(settings: dict[str, Any]) -> None:
     section = settings["evaluation"] | {"shapes": [[1, *[1000] * 5]]}
     with pytest.raises(ValueError, match=r"^evaluation\.shapes: .* has 5001 nodes; 1024 is the most"):
         tasks.parse(section)
-
-
-@pytest.mark.parametrize("source", ["hf:../../etc/passwd", "hf:a/..", "hf:a/b/../../../x.jsonl", "hf:a/b//x.jsonl", "hf:a b/c"])
-def test_a_name_of_the_hub_that_is_none_is_refused(source: str) -> None:
-    with pytest.raises(ValueError, match=r"is no name of a dataset of the hub: hf:<owner>/<repository>"):
-        parse(source)
 
 
 @pytest.mark.parametrize(

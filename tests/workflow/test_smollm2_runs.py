@@ -6,8 +6,7 @@ import pytest
 
 from longspec.measure.tasks import HeldOut
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.bench import bench_of
-from longspec.workflow.checks import forgetting_warning
+from longspec.workflow.checks import bench_of
 from tests.workflow.planning import Settings, Workflow
 
 RUNS = {"smollm2-glide": "sinkpi-slicing", "smollm2-eagle3": "ttt"}
@@ -43,7 +42,6 @@ def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Setti
         assert all(isinstance(task, HeldOut) and task.whole_questions and task.data == data for task in tasks.values())
     assert max(task.context[1] for task in bench.evaluation_of[run].tasks.values() if isinstance(task, HeldOut)) == 8000
     assert AnswersPlan(bench).evaluation_options(run) == ["smollm2-long=data/raw/smollm2-long/manifest.json"]
-    assert forgetting_warning(plan) == ""
 
 
 def test_gsm8k_is_read_where_its_file_is_and_the_other_runs_do_without(settings: Settings) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longspec.config import CONFIG_DIR, compose, compose_stage, to_yaml
-from longspec.workflow.states import StatesPlan, folder_name, stored_rows
+from longspec.workflow.states import StatesPlan, folder_name
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -74,30 +74,6 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
     told = rf"run 'demo-offline', variant 'sinkpi-slicing', stage 'base': recipe\.draft\.anchors: random: .*{two_ways}"
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=["demo-offline"])
-
-
-def test_a_configured_folder_becomes_the_place_or_is_refused(settings: Settings) -> None:
-    scratch = settings.folder / "scratch/states"
-    states = StatesPlan(settings.plan(runs=[RUN], states_folder=str(scratch)))
-    assert states.disk == settings.folder
-    states.check_place()
-    states.make_place()
-    assert Path("data/states").resolve() == scratch == states.disk
-    states.check_place()
-    other = StatesPlan(settings.plan(runs=[RUN], states_folder=str(settings.folder / "elsewhere")))
-    with pytest.raises(ValueError, match=r"states_folder: .* rm data/states$"):
-        other.check_place()
-    StatesPlan(settings.plan(runs=["demo"], states_folder="elsewhere")).check_place()  # stores nothing
-    (settings.folder / "README.md").touch()
-    with pytest.raises(ValueError, match=r"states_folder: .*README\.md is a file; name a folder"):
-        StatesPlan(settings.plan(runs=[RUN], states_folder=f"{settings.folder}/README.md/states")).check_place()
-
-
-def test_the_rows_of_a_shard_in_work_are_counted(tmp_path: Path) -> None:
-    assert stored_rows(tmp_path) == 0
-    for name in ("rows-000000-000063.safetensors", "rows-000064-000099.safetensors", ".rows-000100-000163.safetensors.7.tmp"):
-        (tmp_path / name).touch()
-    assert stored_rows(tmp_path) == 100
 
 
 def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
@@ -180,10 +156,9 @@ def test_a_stage_is_told_of_its_states_and_a_learning_rate_stores_none_again(tra
 
 
 def test_removed_states_are_not_missed_also_after_a_change_that_is_taken_back(removed: Workflow) -> None:
-    """Nor do their disk, their keeping and the number of held-out rows train anything again; a second run has them made again
+    """Nor do their keeping and the number of held-out rows train anything again; a second run has them made again
     for itself.
     """
-    removed.edit(WORKFLOW, r"^states_folder: null", "states_folder: /scratch/nobody")
     removed.edit(WORKFLOW, r"^keep_states: false", "keep_states: true")
     removed.edit(LONG, r"held_out_every: 60\}", "held_out_every: 60, held_out_rows: 4}")
     before = (removed.folder / LONG.partition(":")[0]).read_text()
@@ -214,12 +189,3 @@ def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second
     assert [f"results/{RUN}/ttt/{stage}" in told[0] for stage in STAGES] == [True] * 3
     plan = removed.plan()
     assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6
-
-
-def test_a_stage_that_is_not_done_keeps_them_and_the_plan_tells_of_those_to_build(removed: Workflow) -> None:
-    (removed.folder / f"results/{RUN}/ttt/long/checkpoint.json").unlink()
-    shutil.rmtree(removed.folder / "data/packed")
-    text = removed.output("-n", "final_draft", "--quiet")
-    assert "states to be stored in data/states/demo/stdlib-long-long-nomask-4096-split/hidden-0-1-2-final-" in text
-    assert "disk and hours can be told when data/packed/demo/stdlib-long-long-nomask-4096-split/manifest.json is there" in text
-    assert "stdlib-base-512-split/hidden" not in text.partition("Building DAG")[0]

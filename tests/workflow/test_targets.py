@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from longspec.config import Build, compose
+from longspec.config import Build
 from longspec.families import position_limit
 from longspec.measure.tasks import Benchmark, HeldOut, check_room
 from longspec.methods.glide.settings import FAMILIES, TARGETS
@@ -18,7 +18,6 @@ from longspec.models.target_config import read_target_config
 from longspec.target.fetch import check_folder
 from longspec.workflow.settings.datasets import check_prompts, prompt_files
 from longspec.workflow.settings.targets import check_target, sizes_of
-from tests import gguf_files
 
 NOWHERE = Path("nowhere")
 KEY = "run 'mine', stage 'base': recipe.model"
@@ -58,46 +57,22 @@ def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
         check_target(KEY, model(str(tmp_path)), NOWHERE)
 
 
-QUANTIZED = {
-    "fp8": {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"},
-    "awq": {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm"},
-    "of no quant_method": {"load_in_8bit": True},
-}
-
-
-@pytest.mark.parametrize("kind", QUANTIZED)
-def test_quantized_weights_are_refused_with_what_to_do(tmp_path: Path, kind: str) -> None:
+def test_quantized_weights_are_refused_with_what_to_do(tmp_path: Path) -> None:
     """By the plan, when the target is taken, and when it is loaded."""
-    source = write_config(tmp_path / "target", model_type="qwen2", quantization_config=QUANTIZED[kind])
-    message = rf"config\.json: quantization_config: quantized .* \({kind}\): .*; give the folder of the original weights"
-    with pytest.raises(ValueError, match=message) as refused:
-        check_target(KEY, model(source), NOWHERE)
-    assert ("FineGrainedFP8Config(dequantize=True)" in str(refused.value)) is (kind == "fp8")
-    with pytest.raises(ValueError, match=message):
-        check_folder(Path(source))
-    with pytest.raises(ValueError, match=message):
-        load_target(source, read_target_config(source), torch.float32)
+    source = write_config(tmp_path / "target", model_type="qwen2", quantization_config={"quant_method": "fp8"})
+    message = r"config\.json: quantization_config: quantized .* \(fp8\): .*; give the folder of the original weights"
+    for open_target in (
+        lambda: check_target(KEY, model(source), NOWHERE),
+        lambda: check_folder(Path(source)),
+        lambda: load_target(source, read_target_config(source), torch.float32),
+    ):
+        with pytest.raises(ValueError, match=message):
+            open_target()
 
 
-def test_a_gguf_file_of_another_family_is_refused_when_it_is_planned(tmp_path: Path) -> None:
-    path = gguf_files.write(tmp_path / "a.gguf", gguf_files.random_model("llama"), "F16")
-    of_family = {
-        name: compose("train", ["run=demo-eagle3", f"recipe.model.source={path}", f"recipe.model.family={name}"]).recipe
-        for name in ("qwen2", "llama")
-    }
-    with pytest.raises(ValueError, match=r"^key: .*a\.gguf \(general\.architecture llama\).*family"):
-        check_target("key", of_family["qwen2"], tmp_path / "target")
-    check_target("key", of_family["llama"], tmp_path / "target")
-    path.write_bytes(path.read_bytes()[:30])
-    check_target("key", of_family["llama"], tmp_path / "target")
-
-
-def test_a_gguf_file_is_there_and_begins_as_one(tmp_path: Path) -> None:
+def test_a_gguf_file_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a.gguf"
     with pytest.raises(ValueError, match=r"recipe\.model\.source: .*a\.gguf: no such file \(seen from"):
-        check_target(KEY, model(str(path)), NOWHERE)
-    path.write_bytes(b"PK\3\4")
-    with pytest.raises(ValueError, match=r"recipe\.model\.source: .*a\.gguf: does not begin with GGUF; copy"):
         check_target(KEY, model(str(path)), NOWHERE)
     path.write_bytes(b"GGUF")
     check_target(KEY, model(str(path)), tmp_path / "target")
@@ -154,13 +129,11 @@ def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
         asked("{question}", two)
 
 
-@pytest.mark.parametrize("name", ["{x}.jsonl", "a\nb.jsonl"])
-def test_a_path_that_would_be_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_path_that_would_be_read_as_another_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "in puts" / "a 'b' $(x) ;\"é.jsonl"
     path.parent.mkdir()
     path.touch()
     assert prompt_files("own", Benchmark(str(path), 8)) == [path]
-    path.with_name(name).touch()
-    with pytest.raises(ValueError, match=r"rename the file") as refused:
-        prompt_files("own", Benchmark(str(path.with_name(name)), 8))
-    assert str(refused.value).isprintable()
+    path.with_name("{x}.jsonl").touch()
+    with pytest.raises(ValueError, match=r"rename the file"):
+        prompt_files("own", Benchmark(str(path.with_name("{x}.jsonl")), 8))

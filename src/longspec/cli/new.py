@@ -1,14 +1,9 @@
 """Write a run's file for a target and its data, plan it, and say what it will cost on this machine."""
 
 import argparse
-import time
-from collections.abc import Iterator
-from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoTokenizer
 
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
@@ -16,9 +11,8 @@ from longspec.config import CONFIG_DIR
 from longspec.config.names import HUB_PREFIX
 from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import facts_of
-from longspec.data.raw import FILE, is_hub, is_made
+from longspec.data.raw import is_hub, is_made
 from longspec.data.read import source_files
-from longspec.data.tokenize import encode
 from longspec.shown import duration
 from longspec.train.estimate.memory import estimate, gib, memory_of, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
@@ -33,10 +27,8 @@ method: {method}
 # recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
 # evaluation: {{new_tokens: 128}}
 """
-RECORDS, LONGEST_LINE = 200, int(FILE["max_line_mb"] * 1e6)  # of the data, that are looked at; bytes of one
 PLAIN = ((".jsonl", ""), (".json", ""))  # kinds of files
-LETTERS = 4  # of a token, where there is no tokenizer to ask
-SIZE = 1024  # of the product by which a processor is measured
+BYTES = 4  # of a token, before a tokenizer is asked
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,74 +64,32 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cost_lines(path: Path, target: str, data: str) -> list[str]:
-    """Return what was found of target, data and machine, and hours, memory and disk as far as these tell them."""
-    facts, tokenizer = facts_of(target, path), _tokenizer(target)
+    """Return what was found of target and data, and hours, memory and disk as far as these tell them."""
+    facts = facts_of(target, path)
     sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
     told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
-    chat = "" if tokenizer is None or tokenizer.chat_template else "; no chat template, so conversations are laid out as ChatML"
-    lines = [f"target: {facts.family}{told}{chat}"]
+    lines = [f"target: {facts.family}{told}"]
     files = [] if is_hub(data) or is_made(data) else source_files.files_of(data)
-    is_plain = all(source_files.kind_of(file) in PLAIN for file in files)
-    records, tokens, size = sample(files, tokenizer) if is_plain else (0, 0, 0)
-    if not records:
+    if not files or any(source_files.kind_of(file) not in PLAIN for file in files):
         return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed"]
+    size = sum(file.stat().st_size for file in files)
     config = next(iter(plan_of(str(path)).configs.values()))
     recipe, length = config.recipe, config.recipe.data.sequence_length
-    guess = "" if tokenizer else f", at {LETTERS} bytes a token"
-    rows = max(recipe.global_batch, tokens // length)
-    lines.append(f"data: about {records:,} records, {tokens:,} tokens{guess}: {rows:,} rows of {length:,} tokens")
+    rows = max(recipe.global_batch, size // BYTES // length)
+    lines.append(f"data: about {size // BYTES:,} tokens, at {BYTES} bytes each: {rows:,} rows of {length:,} tokens")
     try:
         read = read_target(target.removeprefix(HUB_PREFIX))
     except ValueError as error:
         return [*lines, f"time and memory: known once the target is here ({error})"]
     ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     planned = plan_stage(read, recipe, config.runtime, whole_rows(rows, length), ranks, device)
-    rate, machine = _machine()
     needed, there = peak(estimate(planned.setup)), memory_of(device)
     each, owner = ("GPU", "it") if device.type == "cuda" else ("process", "this machine")
     fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md"
     return [
         *lines,
-        f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(rate))} on {machine}; answers, states and the "
-        "evaluation come on top",
+        f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(TYPICAL_FLOPS))} on {ranks} GPUs that each do "
+        f"{TYPICAL_FLOPS / 1e12:.0f} TFLOP/s; answers, states and the evaluation come on top",
         f"memory: {gib(needed)} of each {each}, of {gib(there)} that {owner} has: {fits}",
         f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
     ]
-
-
-def _tokenizer(target: str) -> Any:
-    """Return the tokenizer of a target's folder; None where it is not here, or transformers cannot read it."""
-    folder = Path(target).expanduser()
-    try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False) if folder.is_dir() else None
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def sample(files: list[Path], tokenizer: Any) -> tuple[int, int, int]:
-    """Return records, tokens and bytes of some files, by their first records; one that cannot be laid out counts by bytes."""
-    items: Iterator[Any] = chain.from_iterable(source_files.read(path, LONGEST_LINE) for path in files)
-    records = read = tokens = 0
-    for item in islice((item for item in items if getattr(item, "record", None) is not None), RECORDS):
-        length = sum(map(len, item.original))
-        records, read = records + 1, read + length
-        try:
-            tokens += length // LETTERS if tokenizer is None else len(encode(tokenizer, item.record)[0])
-        except ValueError:
-            tokens += length // LETTERS
-    size = sum(path.stat().st_size for path in files)
-    return records * size // max(1, read), tokens * size // max(1, read), size
-
-
-def _machine() -> tuple[float, str]:
-    """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
-    if torch.cuda.is_available():
-        count = torch.cuda.device_count()
-        return TYPICAL_FLOPS, f"{count} {torch.cuda.get_device_name(0)} (if each does {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s)"
-    square = torch.ones(SIZE, SIZE)
-    square @ square
-    began = time.perf_counter()
-    for _ in range(4):
-        square @ square
-    rate = 4 * 2 * SIZE**3 / (time.perf_counter() - began)
-    return rate, f"{torch.get_num_threads()} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"

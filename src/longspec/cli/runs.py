@@ -1,11 +1,8 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
-import os
-import re
 import subprocess
 import sys
 from argparse import Namespace
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +17,6 @@ from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
-TOLD = ("  disk", "  stored states", "  building them", "states to be", "gates.", "variants:")  # lines of its plan
 EVERY = 30.0  # seconds between two looks at the stages that train
 
 
@@ -40,30 +36,27 @@ def plan_of(run: str) -> Plan:
 
 def plan(options: Namespace) -> int:
     """Say in some lines what would run: which stages train, and by which keys they differ from what is there."""
-    done = subprocess.run([*SNAKEMAKE, "-n", *_chosen(options)], capture_output=True, text=True)
-    text = done.stdout + done.stderr
-    for line in text.splitlines():
-        if line.startswith(TOLD) or (done.returncode and not line.startswith(("Using", "Config file"))):
-            print(line)
+    done = subprocess.run([*SNAKEMAKE, "--summary", *_chosen(options)], capture_output=True, text=True)
     if done.returncode:
+        print("\n".join(line for line in done.stderr.splitlines() if not line.startswith(("Using", "Config file"))))
         return done.returncode
-    jobs = re.findall(r"^(?:local)?rule (\w+):\n(?:    .*\n)*?    output: (\S+?),?(?: .*)?$", text, re.MULTILINE)
-    if not jobs:
+    files = [line.split("\t") for line in done.stdout.splitlines()]  # a line a file: name, date, rule, log, status, plan
+    made = {name: rule for name, _, rule, *_, planned in files if planned == "update pending"}
+    if not made:
         print("nothing to be done: all files are there and up to date")
         return 0
-    planned = [Path(output).parent for rule, output in jobs if rule == "train"]
+    trained = [Path(name).parent for name, rule in made.items() if rule == "train"]
     run = read_run(options.run, [CONFIG_DIR])
-    for variant in dict.fromkeys(folder.parent for folder in planned):
+    for variant in dict.fromkeys(folder.parent for folder in trained):
         for stage in run.says.stages:
             folder = variant / stage
-            print(_stage(options.run, folder) if folder in planned else f"{folder}: stays as it is")
-    if not planned:
+            print(_stage(options.run, folder) if folder in trained else f"{folder}: stays as it is")
+    if not trained:
         print("no stage is trained: all drafts stay as they are")
     method = run.says.method or default_method()
     if methods.settings_of(method).VLLM_METHOD is None:
         print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
-    counted = Counter(rule for rule, _ in jobs)
-    print(f"{counted.total()} jobs: " + ", ".join(f"{count} {rule}" if count > 1 else rule for rule, count in counted.items()))
+    print(f"{len(made)} files are made, by the rules {', '.join(dict.fromkeys(made.values()))}")
     return 0
 
 
@@ -92,8 +85,7 @@ def _cost(folder: Path, steps: int | None) -> str:
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
-    command = [*SNAKEMAKE, *_chosen(options)]
-    process = subprocess.Popen(command, env=os.environ | {ending.SAID: "1"})
+    process = subprocess.Popen([*SNAKEMAKE, *_chosen(options)])
     results, steps = Path("results") / _name(options), dict[str, int]()
     code = None
     try:

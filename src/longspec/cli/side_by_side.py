@@ -1,14 +1,13 @@
 """`longspec try`: the same text twice as it comes, by the target alone and with the draft, and what that saved."""
 
 import argparse
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import CONSOLE_SVG_FORMAT, Console
+from rich.console import Console
 from rich.text import Text
 from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
@@ -31,8 +30,6 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
-WIDTH = 100
-PICTURE = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)  # which would ask a server for letters
 CHARACTERS = 400  # of a text that is gone on with
 EQUAL = "texts equal"
 
@@ -94,7 +91,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("question", nargs="?", help="left out: the first held-out record of the draft's data")
     parser.add_argument("--target", help="its folder; left out: the one that the draft was trained for")
     parser.add_argument("--new-tokens", type=int, default=128, help="default: 128")
-    parser.add_argument("--svg", type=Path, help="write the terminal's picture to this file too")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,14 +109,12 @@ def run(options: argparse.Namespace) -> int:
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     chat = is_question and getattr(tokenizer, "chat_template", None) is not None
     prompt = Encoder(tokenizer).prompt(text, chat=chat)
-    console = Console(record=options.svg is not None, width=WIDTH if options.svg else None, highlight=False)
+    console = Console(highlight=False)
     console.print(Text(f"{options.draft} beside {path}, {str(dtype).removeprefix('torch.')} on {device}", "dim"))
     console.print(Text(f"> {shown.lines(text.strip())}\n", "bold"))
     lines = outcome(*decode_both(target, tokenizer, options.draft, prompt, options.new_tokens, console))
     for line in lines:
         console.print(line)
-    if options.svg is not None:
-        console.save_svg(str(options.svg), title="longspec try", code_format=PICTURE)
     return 0 if lines[-1].startswith(EQUAL) else 1
 
 

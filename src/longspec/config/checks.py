@@ -18,7 +18,7 @@ from longspec.config.names import (
     is_repository,
     wheel_source,
 )
-from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime, States
+from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime
 from longspec.families import FAMILIES, why_refused
 
 BUILT = "build"  # the source of a target that the workflow makes
@@ -47,11 +47,7 @@ def check_model(model: DictConfig) -> None:
 
 
 def check_init(init: str | None) -> None:
-    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.beginnings."""
-    if init is not None and (not init.strip() or "\0" in init):
-        raise ValueError(
-            f"recipe.init: {init!r} is no draft; give {HUB_PREFIX}<owner>/<repository>[@revision], a folder or null"
-        )
+    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.targets."""
     if init is not None and init.startswith(HUB_PREFIX):
         with faults_in("recipe.init"):
             hub_source(init)
@@ -121,16 +117,9 @@ def check_replay(recipe: DictConfig) -> None:
 
 
 def check_states(recipe: DictConfig) -> None:
-    """Check that states can be stored, and that no choice is without effect."""
-    states, default = recipe.states, States()
+    """Check that states can be stored."""
+    states = recipe.states
     if states.source != OFFLINE:
-        for name in ("dtype", "top_k"):
-            value = getattr(default, name)
-            if states[name] != value:
-                raise ValueError(
-                    f"recipe.states.{name}: {states[name]}: nothing is stored while recipe.states.source is {states.source}; "
-                    f"set that to {OFFLINE}, or this to {'null' if value is None else value}"
-                )
         return
     if states.top_k is not None and not methods.soft_labels(recipe):
         raise ValueError(

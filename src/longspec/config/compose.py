@@ -1,7 +1,7 @@
 """Hydra: from names of files in config/ to one checked configuration."""
 
+import copy
 import re
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -9,24 +9,22 @@ import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
-from longspec.config.faults import one_line, unknown_key
+from longspec.config.faults import one_line
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
-from longspec.config.schema import Build, Config, Files, Recipe, Runtime
+from longspec.config.schema import Build, Config, Recipe, Runtime
 
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
+COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads: it takes 0.2 s for each
 # Exceptions that a mistake in a configuration raises.
 ConfigError = (ValueError, HydraException, OmegaConfBaseException)
-NO_EFFECT = "Hydra's own settings have no effect here; remove it (files.out=... is the folder)"
 
 
 @cache
@@ -46,13 +44,8 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
     """
     for override in overrides:
         if re.match(r"[+~]*hydra[./@=]", override):
-            raise ValueError(f"{override}: {NO_EFFECT}")
+            raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
     config = _composed(name, overrides, config_dir)
-    for prefix, section, kind in (("", config, Config), ("files.", config.files, Files)):
-        known = [field.name for field in fields(kind)]
-        for key in map(str, section):
-            if key not in known:  # `+key=value` adds any, and nothing would read it; CHECKS look at the other sections
-                raise ValueError(f"{prefix}{key}: {unknown_key(key, known)}")
     name_class(config.recipe)
     try:
         for section in (config.recipe, config.runtime, config.build):
@@ -70,29 +63,25 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     """Return the config that the files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
-    found = (path for folder in folders for pattern in ("*.yaml", "*/*.yaml") for path in sorted(folder.glob(pattern)))
-    in_reach = [path for path in found if path.is_file()]
+    found = (
+        (folder, path) for folder in folders for pattern in ("*.yaml", "*/*.yaml") for path in sorted(folder.glob(pattern))
+    )
+    in_reach = [(folder, path) for folder, path in found if path.is_file()]
     run, overrides = _told_by_run(overrides, folders)
     first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
-    if others:
-        overrides = [f"hydra.searchpath=[file://{others[0]}]", *overrides]
-    try:
-        with initialize_config_dir(str(first), version_base="1.3"):
-            config = hydra_compose(name, overrides=overrides)
-            used = set()
-            if any(b"hydra" in path.read_bytes() for path in in_reach):  # finding them takes as long as composing them
-                listed = GlobalHydra.instance().config_loader().compute_defaults_list(name, overrides, RunMode.RUN).defaults
-                used = {folder / f"{each.config_path}.yaml" for each in listed for folder in folders}
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
-        for path in in_reach if isinstance(error, yaml.YAMLError | UnicodeDecodeError) else ():
-            yaml_files.read(path)  # the one at fault raises, with its name and the line
-        raise ValueError(_with_file(one_line(error), run)) from error
-    # Hydra composes here and does nothing else, so its own settings would be dropped without a word.
-    for path in filter(Path.is_file, sorted(used)):
-        content = yaml_files.read(path)
-        if isinstance(content, dict) and "hydra" in content:
-            raise ValueError(f"{path}: hydra: {NO_EFFECT}")
-    return config
+    files = [(folders.index(folder), path.relative_to(folder), path.read_bytes()) for folder, path in in_reach]
+    nodes = [ConfigStore.instance().repo.get(group) for group in (NODE, STAGE_NODE)]
+    key = repr((name, overrides, files, nodes))
+    if key not in COMPOSED:
+        searched = [f"hydra.searchpath=[file://{others[0]}]"] if others else []
+        try:
+            with initialize_config_dir(str(first), version_base="1.3"):
+                COMPOSED[key] = hydra_compose(name, overrides=[*searched, *overrides])
+        except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+            for _, path in in_reach if isinstance(error, yaml.YAMLError | UnicodeDecodeError) else ():
+                yaml_files.read(path)  # the one at fault raises, with its name and the line
+            raise ValueError(_with_file(one_line(error), run)) from error
+    return copy.deepcopy(COMPOSED[key])
 
 
 def _with_file(message: str, run: Run) -> str:

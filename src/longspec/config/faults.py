@@ -10,7 +10,6 @@ from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from omegaconf.errors import ValidationError as OmegaConfValidationError
 from pydantic import TypeAdapter, ValidationError
 
 from longspec.config.typed import OwnTitles
@@ -18,9 +17,6 @@ from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
 Place = tuple[str | int, ...]  # of a value in mappings and lists
-UNKNOWN = "unknown key"
-NO_LIST = "is not a ListConfig"  # in what OmegaConf says
-NO_MAPPING = "Cannot merge DictConfig with ListConfig"
 NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
 LONGEST = 80  # letters of a value that is shown
 
@@ -43,7 +39,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """Say of an unknown key which ones are known."""
-    return f"{UNKNOWN}; {did_you_mean(name, known)}"
+    return f"unknown key; {did_you_mean(name, known)}"
 
 
 def check(kind: Any, values: Any, key: str = "") -> None:
@@ -189,28 +185,9 @@ def one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__context__
-    if cause is None and file and NO_MAPPING in str(error):  # OmegaConf says of no key in a file
-        return f"a list stands where a mapping belongs, such as recipe.data.replay: {{base: 0.2}} (in {file[1]}.yaml)"
-    if cause is None:
+    if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).partition("Config search path")[0].split())
-    assert isinstance(cause, OmegaConfBaseException)
-    return f"{cause.full_key}: {_fault(cause)}" + (f" (in {file[1]}.yaml)" if file else "")
-
-
-def _fault(error: OmegaConfBaseException) -> str:
-    """Return the message for an error, without the key it is about."""
-    if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
-        return unknown_key(str(error.key), [field.name for field in fields(error.object_type)])
-    told = str(error.msg or error).partition("\n")[0]
-    if NO_MAPPING in told:
-        return "must be a mapping, such as {name: value}"
-    if NO_LIST in told:
-        return "must be a list, such as [a, b]"
-    if not isinstance(error, OmegaConfValidationError):
-        return told
-    section: Any = error.parent_node  # of another type: what may stand there, in a list or mapping of a section too
-    place: Place = (0 if isinstance(error.key, int) else str(error.key),)
-    while not is_dataclass(kind := OmegaConf.get_type(section)):
-        place, section = (section._key(), *place), section._get_parent()
-    whole = schema_of(kind)
-    return f"{told}; give {allowed(node_at(whole, place), whole)}"
+    told = str(cause.msg or cause).partition("\n")[0]
+    if isinstance(cause, ConfigKeyError | ConfigAttributeError) and is_dataclass(cause.object_type):
+        told = unknown_key(str(cause.key), [field.name for field in fields(cause.object_type)])
+    return f"{cause.full_key}: {told}" + (f" (in {file[1]}.yaml)" if file else "")

@@ -23,7 +23,6 @@ SUFFIX = ".yaml"
 TRAIN = "train"  # the stage of a run with one data set, and the numbers of a stage that has no file
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
-COLLATIONS = {"answers": "long", "all": "base"}  # by `train_on`
 Section = dict[str, Any]
 
 
@@ -34,9 +33,6 @@ class StageFile(Keys):
         None, description="the file of config/stage/ that it begins with; null: of its own name, or train"
     )
     data: Text | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
-    train_on: Annotated[str, words(*COLLATIONS)] | None = Field(
-        None, description="what is trained: answers alone, or all tokens; null: as the stage's file says"
-    )
     recipe: Section = Field({}, description="what decides its weights")
     runtime: Section = Field({}, description="how it is trained")
 
@@ -253,8 +249,6 @@ def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[
     """Return the sections that a run sets of a stage; rows of `train` are no longer than the target's positions."""
     says = run.says.stages[stage]
     data: Section = {} if says.data is None else {"name": says.data}
-    if says.train_on is not None:
-        data["collation"] = COLLATIONS[says.train_on]
     is_said = "sequence_length" in run.says.recipe.get("data", {})
     if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN and not is_said:
         files = (folder / f"stage/{TRAIN}.yaml" for folder in folders)

@@ -15,6 +15,7 @@ from longspec.config.typed import (
     As,
     Count,
     CountOrNone,
+    Filled,
     Flag,
     Keys,
     Name,
@@ -133,7 +134,7 @@ class Recipe:
     steps: Annotated[
         Count | None, means("the number of optimizer steps; null: as many whole global batches as the epochs hold")
     ] = None
-    init: Annotated[Text | None, means("a published draft that the first stage begins with: hf:<repository> or a folder")] = (
+    init: Annotated[Filled | None, means("a published draft that the first stage begins with: hf:<repository> or a folder")] = (
         field(default=None, metadata=LATER)
     )
     precision: Annotated[

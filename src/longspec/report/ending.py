@@ -8,7 +8,6 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import read_json_object
 
-SAID = "LONGSPEC_SAYS_THE_END"  # a variable of the environment: who calls Snakemake prints these lines
 TITLE = "tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed"
 
 

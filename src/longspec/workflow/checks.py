@@ -4,9 +4,6 @@ What can be wrong is found here, before there is a graph: an error inside a func
 goes unseen whenever the job's output already exists. Each message names the key and the fix.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -23,15 +20,12 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings import beginnings, datasets, evaluations, runs
+from longspec.workflow.settings import datasets, evaluations, runs, targets
 from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
 
 
-def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, arguments: Sequence[str] = ()) -> Plan:
-    """All choices of the settings, composed. Raises ValueError for the first that is wrong.
-
-    arguments: of the call, which may name files of targets that no chosen run uses.
-    """
+def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Plan:
+    """All choices of the settings, composed. Raises ValueError for the first that is wrong."""
     settings = _checked_settings(data_of_runs(settings, config_dir))
     for name in settings["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
@@ -43,10 +37,9 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR, argume
             faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
     measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
     plan = Plan(settings, files, variants, configs, measured)
-    plan = replace(plan, asked=runs.asked_targets(arguments, plan.models, config_dir))
     runs.check_replays(plan)
     check_finals(plan)
-    beginnings.check_beginnings(plan)
+    targets.check_beginnings(plan)
     runs.check_lenders(plan)
     _check_engines(plan)
     runs.check_targets(configs, measured)
@@ -94,34 +87,6 @@ def check_published(plan: Plan) -> None:
         listed, folder = read_json_object(provenance).get("files", {}), provenance.parent
         there = {name: file for name, file in listed.items() if (folder / name).exists() or name not in paths.FINAL_FILES}
         check_files(folder, there, provenance, once=True)
-
-
-def forgetting_warning(plan: Plan) -> str:
-    """Name the datasets that gates.forgetting cannot judge, and what to do; empty when there is none.
-
-    A later stage may forget these without a task to show it: days of training would end in a gate that judges nothing.
-    """
-    unseen: dict[str, dict[str, None]] = {}  # by the file of the tasks
-    for run in (name for name in plan.runs if plan.gates_of(name)["forgetting"] is not None):
-        file, measured = plan.evaluation_of[run].file_of("tasks"), plan.evaluation_data(run)
-        for before, after in (pair for stages in plan.datasets_in_order(run) for pair in pairwise(stages)):
-            if before != after and before not in measured:
-                unseen.setdefault(file, {})[before] = None
-    return "\n".join(
-        f"gates.forgetting cannot judge what is forgotten of {', '.join(names)}: no task measures it. Add one for each "
-        f"to evaluation.tasks in {file}, such as own: {{data: {next(iter(names))}, context: [64, 448]}}, or set "
-        "gates.forgetting to null"
-        for file, names in unseen.items()
-    )
-
-
-def unused_variants(plan: Plan) -> str:
-    """Name the chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
-    used = {variant for run in plan.runs for variant in plan.variants[run]}
-    unused = [variant for variant in plan.settings["variants"] if variant not in used]
-    named = "; ".join(f"{run} in {', '.join(plan.variants[run])}" for run in plan.runs)
-    told = f"variants: {', '.join(unused)}: no chosen run is trained so: each names its own variants in its file: {named}"
-    return told if unused else ""
 
 
 def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
@@ -194,13 +159,35 @@ def check_answered(plan: Choices) -> None:
                 )
 
 
-def check_apart(bench: Choices) -> None:
-    """Raise ValueError for parts of answers that nobody gives: what is measured apart has the target answer nothing."""
-    for run, evaluation in bench.evaluation_of.items():
-        raw = {name for name, entry in bench.data.items() if entry.get("regenerate") is not None} - bench.trained_on_by(run)
-        for task, settings in evaluation.tasks.items():
-            if isinstance(settings, tasks.HeldOut) and settings.data in raw and not settings.whole_questions:
-                raise ValueError(
-                    f"{evaluation.file_of('bench')}: evaluation.bench.tasks.{task}: the target answers data.{settings.data} "
-                    f"(regenerate) for runs that train on it, and {run} does not; add whole_questions: true"
-                )
+class Bench(Plan):
+    """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
+
+    evaluated = paths.BENCHED
+
+    def report_variants(self, run: str) -> list[str]:
+        """Return the report's options: the folders it reads, by variant, and which of their evaluations."""
+        return [*super().report_variants(run), "--evaluations bench"]
+
+    def pages(self) -> list[str]:
+        """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
+        if not self.evaluation_of:
+            raise ValueError(
+                f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "
+                f"{self.files[self.runs[0]].file}, such as evaluation: {{bench: {{prompts: 8, tasks: {{...}}}}}}"
+            )
+        return [paths.BENCH_PAGE.format(run=run) for run in self.evaluation_of]
+
+
+def bench_of(plan: Plan) -> Bench:
+    """A checked plan's bench. Raises ValueError with the key that is wrong."""
+    apart = {run: evaluations.apart(each) for run, each in plan.evaluation_of.items() if each.section.get("bench")}
+    bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
+    of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
+    runs.check_targets(of_these, apart)
+    datasets.check_data(bench.datasets_in_use(), plan.data, plan.files.values())
+    with faults.faults_in(datasets.FILE):
+        AnswersPlan(bench)
+    check_answered(bench)
+    for each in apart.values():
+        datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
+    return bench

@@ -1,6 +1,6 @@
 """Hold all that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,8 +20,7 @@ class Choices:
     """Hold what is chosen; beside the chosen runs stand those that lend one their draft vocabulary, in the variants lent.
 
     settings: of config/workflow.yaml, presets laid out; files, variants: of each run, in order; configs: the composed
-    configurations by (run, variant, stage); evaluation_of: how each chosen run is measured; asked: by its name a configuration
-    of each target that the call names and no run uses.
+    configurations by (run, variant, stage); evaluation_of: how each chosen run is measured.
     """
 
     settings: dict[str, Any]
@@ -29,7 +28,6 @@ class Choices:
     variants: dict[str, list[str]]
     configs: dict[Stage, Any]
     evaluation_of: dict[str, RunEvaluation]
-    asked: dict[str, Any] = field(default_factory=dict)
 
     # Names, which become the wildcards' values.
 
@@ -61,7 +59,7 @@ class Choices:
     @property
     def models(self) -> dict[str, Any]:
         """Return a configuration of each target, by the target's name."""
-        return self.asked | {config.recipe.model.name: config for config in self.configs.values()}
+        return {config.recipe.model.name: config for config in self.configs.values()}
 
     @property
     def built(self) -> list[str]:

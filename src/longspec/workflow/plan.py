@@ -17,7 +17,7 @@ from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
 from longspec.workflow import paths
 from longspec.workflow.measuring import MeasuringPlan
-from longspec.workflow.settings import beginnings
+from longspec.workflow.settings.targets import local_files
 
 
 class Plan(MeasuringPlan):
@@ -195,7 +195,7 @@ class Plan(MeasuringPlan):
 
     def draft_files(self, draft: str) -> list[str]:
         """Return the files of a draft that lies on this machine; none for one of the hub."""
-        return beginnings.local_files(self.draft_source(draft))
+        return local_files(self.draft_source(draft))
 
     @property
     def begun_drafts(self) -> list[str]:

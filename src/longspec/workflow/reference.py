@@ -1,4 +1,4 @@
-"""Files generated from the keys' types: docs/configuration.md, and two JSON Schemas, by which editors complete and check files.
+"""Files generated from the keys' types: docs/configuration.md, and the JSON Schema of a run's file, for editors.
 
 python -m longspec.workflow.reference            writes them
 python -m longspec.workflow.reference --check    fails, with their names, where they are not of today
@@ -18,7 +18,7 @@ from longspec.config.run_file import CONFIG_DIR, RunFile
 from longspec.measure.section import Evaluation
 from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFile
 
-RUN, WORKFLOW, PAGE = "config/run.schema.json", "config/workflow.schema.json", "docs/configuration.md"
+RUN, PAGE = "config/run.schema.json", "docs/configuration.md"
 REF = "#/$defs/"
 SECTIONS = {"recipe", "runtime", "build", "evaluation", "gates"}  # keys of a run's file
 PARTS = ("Method", "Draft")  # of a recipe, typed by the method's settings
@@ -29,9 +29,9 @@ HEAD = """# All keys
 longspec plan mine                     # a key that is wrong is told here, with what is allowed
 ```
 
-`python -m longspec.workflow.reference` makes this page from the types in the source. It makes two JSON Schemas too. Editors
-complete and check a file by them. `longspec new` writes the first line that VS Code's YAML extension wants:
-`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`. `config/workflow.yaml` has `workflow.schema.json`.
+`python -m longspec.workflow.reference` makes this page from the types in the source, and a JSON Schema, by which editors
+complete and check a run's file. `longspec new` writes the first line that VS Code's YAML extension wants:
+`# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`.
 
 One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
 """
@@ -60,14 +60,6 @@ def run_schema() -> Node:
     stages = {key: stages[key] for key in ("title", "description")}
     run["properties"]["stages"] = stages | {"anyOf": [{"type": "object", "additionalProperties": own}, names]}
     return run | {"title": "A run of longspec"}
-
-
-def workflow_schema() -> Node:
-    """Return the JSON Schema of config/workflow.yaml; a preset brings what an entry must have."""
-    workflow = deepcopy(schema_of(WorkflowFile)) | {"title": "config/workflow.yaml of longspec"}
-    workflow["$defs"]["Dataset"]["anyOf"] = [{"required": ["source", "shards"]}, {"required": ["preset"]}]
-    del workflow["$defs"]["Dataset"]["required"]
-    return workflow
 
 
 def page() -> str:
@@ -117,8 +109,7 @@ def _rows(node: Node, whole: Node, prefix: str, closed: Set[str]) -> Iterator[tu
 
 def texts() -> dict[str, str]:
     """Return the generated files by their paths from the repository's root."""
-    schemas = {RUN: run_schema(), WORKFLOW: workflow_schema()}
-    return {path: json.dumps(schema, indent=1, sort_keys=True) + "\n" for path, schema in schemas.items()} | {PAGE: page()}
+    return {RUN: json.dumps(run_schema(), indent=1, sort_keys=True) + "\n", PAGE: page()}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,8 +4,6 @@ A folder of them has three names, which are wildcards: model, rows (its packed r
 them and is known when a run is planned). Stages whose folders have the same names share them.
 """
 
-import copy
-import os
 import shutil
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -18,15 +16,12 @@ from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, to_yaml, yaml_files
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
-from longspec.workflow.jobs.resources import Limits, estimated
 from longspec.workflow.plan import Plan, freeze_runtime
 
 Folder = tuple[str, str, str]  # model, rows, declaration
 ROOT = Path("data/states")
-PLACE = "states_folder"  # of config/workflow.yaml: a folder that ROOT becomes a link to
 REMOVED = ".removed"  # the end of a folder's name while it is removed
 HASH_LETTERS = 8
-CORE = 0.05e12  # operations a second of a core with AVX-512 in float32; without a profile a machine's cores build
 
 
 def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
@@ -67,42 +62,9 @@ class StatesPlan:
 
     def _vocabulary(self, run: str, variant: str) -> str | None:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
-        size, at = methods.vocabulary_size(self.plan.first_recipe(run, variant)), (run, variant)
-        while (lender := self.plan.lender(*at)) is not None:
-            at = lender
-        return None if size is None else paths.DRAFT_VOCABULARY.format(run=at[0], variant=at[1], size=size)
-
-    # The place of them all.
-
-    @property
-    def _configured(self) -> Path | None:
-        configured = self.plan.settings.get(PLACE)
-        return None if configured is None or not self.readers else Path(configured).expanduser().absolute()
-
-    @property
-    def disk(self) -> Path:
-        """The folder on whose disk states are stored, or the first one above it that is there."""
-        wanted = (self._configured or ROOT).resolve()
-        return next(path for path in (wanted, *wanted.parents) if path.is_dir())
-
-    def check_place(self) -> None:
-        """Raise ValueError where data/states cannot become a link to the configured folder."""
-        configured = self._configured
-        if configured is None:
-            return
-        above = next(path for path in (configured, *configured.parents) if path.exists())
-        if not above.is_dir():
-            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {above} is a file; name a folder")
-        if os.path.lexists(ROOT) and ROOT.resolve() != configured.resolve():
-            fix = f"rm {ROOT}" if ROOT.is_symlink() else f"mv {ROOT}/* {configured}/ && rmdir {ROOT}, or rm -r {ROOT}"
-            raise ValueError(f"config/workflow.yaml: {PLACE}: {configured}: {ROOT} is there already; change that first: {fix}")
-
-    def make_place(self) -> None:
-        """Make data/states a link to the configured folder: paths, which Snakemake records, stay when the disk changes."""
-        if self._configured is not None and not ROOT.is_symlink():
-            self._configured.mkdir(parents=True, exist_ok=True)
-            ROOT.parent.mkdir(parents=True, exist_ok=True)
-            ROOT.symlink_to(self._configured)
+        size = methods.vocabulary_size(self.plan.first_recipe(run, variant))
+        of_run, of_variant = self.plan.lender(run, variant) or (run, variant)
+        return None if size is None else paths.DRAFT_VOCABULARY.format(run=of_run, variant=of_variant, size=size)
 
     # Building.
 
@@ -121,17 +83,6 @@ class StatesPlan:
         number = self.plan.shards(self._datasets[model, rows, declaration])
         folder = _path((model, rows, declaration))
         return [f"{folder}/{part}-of-{number}/shard.json" for part in range(number)]
-
-    def config_of(self, names: Folder) -> Any:
-        """The configuration of a stage that reads a folder, as if its rows were the stage's own, to estimate by."""
-        stage = self.readers[names][0]
-        config, place = self.plan.configs[stage], self._folders_of[stage].index(names)
-        if place:
-            config = copy.deepcopy(config)
-            OmegaConf.set_readonly(config, False)
-            name = list(self.plan.replayed_data(*stage))[place - 1]
-            config.recipe.data.replay = {name: 1 - config.recipe.data.replay[name]}  # all rows but these
-        return config
 
     def freeze(self, names: Folder, out: str, held_out: str | None = None) -> None:
         """Write recipe and runtime for a job that builds them, before it starts; both are no input of it.
@@ -288,37 +239,3 @@ def _needed(path: Path) -> list[tuple[str, str, Any]]:
     model = recipe["model"]["name"]
     packed = [paths.PACKED.format(model=model, dataset=name, **shape) for name in (data["name"], *replayed)]
     return [(model, Path(manifest).parent.name, states) for manifest in packed]
-
-
-def stored_rows(folder: Path) -> int:
-    """Count the rows of a shard that is being built which are in its files."""
-    names = [path.stem.split("-") for path in folder.glob("rows-*.safetensors")]
-    return sum(int(last) - int(first) + 1 for _, first, last in names)
-
-
-# What is printed before states are built.
-
-
-def estimate_lines(states: StatesPlan, limits: Limits) -> list[str]:
-    """Return the disk space, hours and epochs of each folder of states that is not built and that a stage still needs."""
-    lines: list[str] = []
-    for names, stages in states.readers.items():
-        if (_path(names) / "contents.json").is_file() or all(map(states.is_trained, stages)):
-            continue
-        shared = f", read by {len(stages)} stages" if len(stages) > 1 else ""
-        lines += [f"states to be stored in {_path(names)}{shared}:", *_figures(states, names, limits)]
-    return lines
-
-
-def _figures(states: StatesPlan, names: Folder, limits: Limits) -> list[str]:
-    needed = [paths.TARGET.format(model=names[0]), f"data/packed/{names[0]}/{names[1]}/manifest.json"]
-    missing = [path for path in needed if not Path(path).is_file()]
-    if missing:
-        return [f"  disk and hours can be told when {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} there"]
-    rate = limits.nodes * limits.ranks * limits.tflops * 1e12 or CORE * (os.cpu_count() or 1)
-    options = ["--states-only", "--ranks", 1, "--flops", rate, "--states-folder", states.disk]
-    done = estimated(states.config_of(names), needed[0], needed[1], *options)
-    if done.returncode:
-        said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
-        return [f"  an estimate failed: {said}"]
-    return done.stdout.splitlines()[1:]

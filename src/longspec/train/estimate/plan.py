@@ -173,7 +173,7 @@ def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folde
     room = f"{gib(free)} free at {folder}"
     if disk > free:
         room = (
-            f"DOES NOT FIT: {room}; states_folder in config/workflow.yaml puts them on another disk, recipe.states.dtype: "
+            f"DOES NOT FIT: {room}; make data/states a link to a folder on another disk; recipe.states.dtype: "
             "float8 and recipe.states.top_k make them smaller"
         )
     top = "" if states.top_k is None else f", the {states.top_k} likeliest tokens"

@@ -1,23 +1,113 @@
-"""The jobs that decode with a target, evaluations and answers: what each decodes at most, and on how many ranks.
+"""The jobs that decode with a target, evaluations and answers: on how many ranks, each with a GPU.
 
-All drafters of a run are measured on as many, so that their times can be compared.
+The fewest ranks on which the target's weights leave enough of each GPU for all else: cache, logits, draft. All drafters of a
+run are measured on as many, so that their times can be compared.
 """
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from longspec import methods
-from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
-from longspec.families import position_limit
-from longspec.measure.tasks import OURS, ROOM, HeldOut, parse
+from longspec.answers.settings import ENDPOINT
+from longspec.families import UNSPLIT, WHOLE_HEADS
+from longspec.measure.tasks import OURS
+from longspec.models.model_folder import INDEX, weight_files
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, Target, ranks_of, read_target
+from longspec.workflow.jobs.resources import GPUS, check_ranks, gpus_in, number_in, with_gpus
 from longspec.workflow.plan import Plan
-from longspec.workflow.settings.evaluations import RunEvaluation
-from longspec.workflow.settings.targets import folder_of
+from longspec.workflow.settings.targets import folder_of, settings_of
+
+WEIGHTS_SHARE = 0.6  # of a GPU's memory: a 32B target in bf16 takes two GPUs of 80 GB and reads prompts of 32k tokens there
+STORED_IN = {"float32": 4, "float64": 8}  # bytes of an element by config.json's dtype; those of the others have two
+
+
+@dataclass(frozen=True)
+class Target:
+    """weights: how many there are; heads: the key of config.json whose heads ranks share; number: of these, 1 if none are."""
+
+    weights: int
+    heads: str
+    number: int
+
+    def fitting(self, most: int) -> list[int]:
+        """Return the numbers of ranks, up to `most`, that the target can be split over."""
+        return [ranks for ranks in range(1, most + 1) if self.number % ranks == 0]
+
+
+def read_target(folder: Path) -> Target | None:
+    """Return a target's figures; None where it is not there, or not whole."""
+    config = settings_of(folder)
+    if config is None or "num_attention_heads" not in config:
+        return None
+    try:
+        files = [name for name in weight_files(folder) if not name.endswith(INDEX)]
+    except ValueError:  # its own job tells what is wrong
+        return None
+    kind, of_all = config.get("model_type"), config["num_attention_heads"]
+    heads = "num_attention_heads" if kind in WHOLE_HEADS else "num_key_value_heads"
+    number = 1 if kind in UNSPLIT else config.get(heads) or of_all
+    stored_in = STORED_IN.get(str(config.get("dtype") or config.get("torch_dtype")), 2)
+    return Target(sum((folder / name).stat().st_size for name in files) // stored_in, heads, number)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The GPUs that a rule's jobs may have."""
+
+    rule: str
+    gpus: int = 0  # of a node; 0 where the profile tells none
+    gres: str = ""  # a job's own, as the profile has it; "" for as many as there are ranks
+    node_gres: str = ""  # a whole node's, which tells their type
+    gpu_mem: int = 0  # MB of each; 0: unknown
+    ranks: int = 0  # by hand; 0: by the weights
+
+    def asked(self, ranks: int) -> str:
+        """Return the GPUs that a job of so many ranks asks Slurm for; "" where the profile has none."""
+        if self.gres or not self.node_gres:
+            return self.gres
+        named = GPUS.search(self.node_gres)
+        return with_gpus(named[0] if named else "gpu", ranks)
+
+
+def machine_of(rule: str, block: Mapping[str, str], training: Mapping[str, str]) -> Machine:
+    """Return the machine of a rule by its block of set-resources, and that of `train`, which has a whole node's GPUs.
+
+    Raises ValueError for a number that is none, and for more ranks than GPUs.
+    """
+    gres, node = (each.get("gres", "").strip("'\"") for each in (block, training))
+    ranks = number_in(rule, block, "ranks")
+    check_ranks(rule, ranks, rule if gres else "train", gres or node)
+    return Machine(rule, gpus_in(gres or node), gres, node, number_in(rule, block, "gpu_mem"), ranks)
+
+
+def ranks_of(what: str, target: Target | None, element: int, machine: Machine) -> int:
+    """Return the fewest ranks that hold a target; one where its size or a GPU's memory is not known.
+
+    what: is decoded, for messages; element: bytes of a weight. Raises ValueError for ranks that cannot share the target's
+    heads, and where no number of a node's GPUs holds it.
+    """
+    if target is None:
+        return machine.ranks or 1
+    if machine.ranks:
+        if machine.ranks not in target.fitting(machine.ranks):
+            raise ValueError(
+                f"set-resources: {machine.rule}: ranks: {machine.ranks}: {what}: the target has {target.number} "
+                f"{target.heads} to share; give one of {', '.join(map(str, target.fitting(target.number)))}"
+            )
+        return machine.ranks
+    size, room = target.weights * element, WEIGHTS_SHARE * machine.gpu_mem * 10**6
+    fitting = target.fitting(max(1, machine.gpus))
+    found = next((ranks for ranks in fitting if not machine.gpu_mem or size <= ranks * room), None)
+    if found is None:
+        raise ValueError(
+            f"{what}: the target's weights take {size / 1e9:.0f} GB; set-resources: {machine.rule}: gpu_mem: "
+            f"{machine.gpu_mem} MB leaves room for {room / 1e9:.0f} GB of them on each of at most {fitting[-1]} GPUs "
+            f"({target.number} {target.heads}, {machine.gpus} GPUs a node); or set ranks of {machine.rule} in "
+            "profiles/slurm/profile.yaml"
+        )
+    return found
 
 
 class DecodingJobs:
@@ -62,88 +152,31 @@ class DecodingJobs:
         return self.machines[rule].asked(self.ranks(rule, run, model, dataset))
 
     def _ranks(self, rule: str, run: str, model: str, dataset: str) -> int:
-        if rule != "answer":
-            return self._of_run(rule, run)
-        settings, machine = self.answers.chosen[dataset], self.machines[rule]
-        if settings.engine == ENDPOINT:  # it asks a server, or starts one
-            return 1
-        target = _target(self.plan.models[model], machine)
-        decodings = [] if target is None else [_answered(settings, target)]
-        return ranks_of(f"answers by {model} to {dataset}", target, decodings, machine)
-
-    def _of_run(self, rule: str, run: str) -> int:
-        plan, machine, what = self.plans[rule], self.machines[rule], f"run '{run}': {rule}"
-        evaluation = plan.evaluation_of[run]
-        if (engine := evaluation.section.get("engine", OURS)) != OURS:
-            if machine.ranks > 1:
-                raise ValueError(
-                    f"set-resources: {rule}: ranks: {machine.ranks}: {what}: evaluation.engine: {engine} is one process; "
-                    f"remove ranks, or take evaluation.engine: {OURS}"
-                )
-            return 1
-        configs = plan.configs_of(run, None)
-        target = _target(configs[0], machine)
-        decodings = [] if target is None else [_evaluated(evaluation, config.recipe, target) for config in configs]
-        return ranks_of(what, target, decodings, machine)
+        machine = self.machines[rule]
+        if rule == "answer":
+            settings = self.answers.chosen[dataset]
+            if settings.engine == ENDPOINT:  # it asks a server, or starts one
+                return 1
+            what, config, precision = f"answers by {model} to {dataset}", self.plan.models[model], settings.precision
+        else:
+            what, section = f"run '{run}': {rule}", self.plans[rule].evaluation_of[run].section
+            if (engine := section.get("engine", OURS)) != OURS:
+                if machine.ranks > 1:
+                    raise ValueError(
+                        f"set-resources: {rule}: ranks: {machine.ranks}: {what}: evaluation.engine: {engine} is one process; "
+                        f"remove ranks, or take evaluation.engine: {OURS}"
+                    )
+                return 1
+            config = self.plan.configs_of(run, None)[0]
+            precision = section.get("precision") or config.recipe.precision
+        return ranks_of(what, _target(config, machine), 4 if precision == "fp32" else 2, machine)  # auto: bfloat16 on a GPU
 
 
 def _target(config: Any, machine: Machine) -> Target | None:
-    """The target of a stage's configuration, if it is there, and if anything is to be judged by it."""
-    if not machine.ranks and not machine.gpu_mem:
-        return None
+    """Return the target of a stage's configuration, if it is there, and if anything is to be judged by it."""
     model = config.recipe.model
     manifest = Path(paths.TARGET.format(model=model.name))
-    made = manifest.parent / "target"
-    folder = folder_of(model.source, made)
-    config_json = folder / "config.json"
-    age = config_json.stat().st_mtime_ns if config_json.is_file() else 0
-    return None if folder == made and not manifest.is_file() else _read(folder, age)
-
-
-@cache
-def _read(folder: Path, age: int) -> Target | None:
-    return read_target(folder)
-
-
-def _evaluated(evaluation: RunEvaluation, recipe: Any, target: Target) -> Decoding:
-    """The longest prompt of a run's tasks, decoded with a draft of this recipe. Prompts without a bound have the target's."""
-    section, size, positions = parse(evaluation.section), target.config.vocab_size, position_limit(target.config)
-    nodes = 1 + max(each.shape if isinstance(each.shape, int) else sum(each.shape) for each in section.settings)
-    nodes += section.with_lookup or 0
-    prompts = []
-    for task in section.tasks.values():
-        longest = task.context[1] if isinstance(task, HeldOut) else task.longest
-        prompts.append(min(longest or positions, positions - task.new_tokens))
-    texts = [prompt + task.new_tokens for prompt, task in zip(prompts, section.tasks.values(), strict=True)]
-    proposed = methods.vocabulary_size(recipe) or evaluation.section.get("draft_vocabulary")
-    has_head = methods.has_own_vocabulary(recipe.method.name) or proposed is not None
-    layer = methods.settings_of(recipe.method.name).layer_weights(target.config, recipe.method)
-    head, projection = (proposed or size) if has_head else 0, 3 * target.config.hidden_size
-    return Decoding(
-        tokens=max(texts) + ROOM + nodes,
-        forward=max(prompts),
-        logits=max(task.new_tokens for task in section.tasks.values()),
-        nodes=nodes,
-        draft=layer + (head + projection) * target.config.hidden_size,
-        element=_element(section.precision or recipe.precision),
-    )
-
-
-def _answered(settings: Regenerate, target: Target) -> Decoding:
-    """The largest batch. One of several rows has a mask; longer prompts are answered by themselves, without one."""
-    new = settings.new_tokens
-    prompt = settings.longest_prompt or position_limit(target.config) - new
-    side_by_side = max(0, min(prompt, BATCH_TOKENS // 2 - new))
-    rows = min(settings.batch, BATCH_TOKENS // (side_by_side + new))
-    return Decoding(
-        tokens=max(prompt + new, min(settings.batch * (prompt + new), BATCH_TOKENS)),
-        forward=max(prompt, min(settings.batch * prompt, BATCH_TOKENS)),
-        masked=rows * side_by_side**2 if rows > 1 else 0,
-        nodes=settings.batch,
-        element=_element(settings.precision),
-    )
-
-
-def _element(precision: str) -> int:
-    """Bytes of an element on a GPU; `auto` is bfloat16 there."""
-    return 4 if precision == "fp32" else 2
+    folder = folder_of(model.source, manifest.parent / "target")
+    is_made_here = folder == manifest.parent / "target"
+    is_judged = machine.ranks or machine.gpu_mem
+    return read_target(folder) if is_judged and not (is_made_here and not manifest.is_file()) else None

@@ -1,21 +1,13 @@
-"""The resources that a stage's job asks a cluster for: processes that can share its batch; memory and minutes by the
-estimate from its recipe, target and rows, as soon as these are there, within what the profile allows.
-"""
+"""The resources that a stage's job asks a cluster for: processes that can share its batch, and their share of a node."""
 
-import json
 import re
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
-from longspec.config import OFFLINE, to_yaml
+from longspec.config import OFFLINE
 from longspec.distributed import sharing_ranks
 
-ESTIMATE = [sys.executable, "-m", "longspec.train", "plan"]
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
 GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
 
@@ -28,7 +20,6 @@ class Limits:
     ranks: int = 1
     node_mem: int = 8000  # MB of each node
     longest_job: int = 240  # minutes
-    tflops: int = 0  # that a GPU reaches; 0 for no estimate
 
 
 def number_in(rule: str, block: Mapping[str, str], name: str) -> int:
@@ -77,33 +68,18 @@ def gpus_in(gres: str) -> int:
     return int(asked[2] or 1) if asked else 0
 
 
-def estimated(config: Any, target: str, rows: str, *options: object) -> subprocess.CompletedProcess[str]:
-    """Run `longspec.train plan` for a recipe and a runtime, in a process of its own: torch is not loaded into this one."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [*ESTIMATE, "--target", target, "--data", rows]
-        for section in ("recipe", "runtime"):
-            Path(folder, section).write_text(to_yaml(config[section]))
-            command += [f"--{section}", f"{folder}/{section}"]
-        return subprocess.run([*command, *map(str, options)], capture_output=True, text=True)
-
-
 def with_gpus(gres: str, count: int) -> str:
     """Slurm's words for so many GPUs in the place of those that `gres` asks for."""
     return GPUS.sub(lambda found: ":".join(["gpu", *filter(None, [found[1]]), str(count)]), gres, count=1)
 
 
 class StageNeeds:
-    """What stages' jobs ask for; memory and minutes are estimated once for each state of their files. warn: is called with
-    warnings.
-    """
+    """What stages' jobs ask for: as much of the profile's `train` as they start processes."""
 
     SHARED = ("nodes", "ranks", "tasks_per_node", "gres")  # resources of `train` of which a stage may want a share
 
-    def __init__(self, limits: Limits, estimating: bool, warn: Callable[[str], None]) -> None:
+    def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self.estimating = estimating and limits.tflops > 0
-        self.warn = warn
-        self.estimates: dict[tuple[Any, ...], dict[str, int] | None] = {}
 
     def processes(self, config: Any) -> tuple[int, int]:
         """Nodes, and processes on each: runtime.ranks in all, which without the target is one."""
@@ -124,42 +100,6 @@ class StageNeeds:
             return int(given) if ranks == self.limits.ranks else max(2, ranks)
         return given.strip("'\"") if ranks == self.limits.ranks else with_gpus(given.strip("'\""), ranks)
 
-    def memory(self, name: str, config: Any, target: str, rows: str, replay: list[str], attempt: int) -> int:
-        """MB of each node; more in each try. replay: the plan's options that name the rows that a stage replays."""
-        needs = self._estimate(name, config, target, rows, replay)
-        return self.limits.node_mem if needs is None else min(self.limits.node_mem, needs["memory_mb"] * attempt)
-
-    def minutes(self, name: str, config: Any, target: str, rows: str, replay: list[str], attempt: int) -> int:
-        """Minutes of one job, more in each try; a longer stage goes on in the next."""
-        needs = self._estimate(name, config, target, rows, replay)
-        return self.limits.longest_job if needs is None else min(self.limits.longest_job, needs["minutes"] * attempt)
-
-    def _estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
-        """None where no estimate is wanted, there is nothing to estimate from yet, or it fails: then the limits stand."""
-        replayed = [option.partition("=")[2] for option in replay[1:]]
-        files = [Path(path) for path in (target, rows, *replayed)]
-        if not self.estimating or not all(path.is_file() for path in files):
-            return None
-        key = (name, *(path.stat().st_mtime_ns for path in files))
-        if key not in self.estimates:
-            self.estimates[key] = self._fresh_estimate(name, config, target, rows, replay)
-        return self.estimates[key]
-
-    def _fresh_estimate(self, name: str, config: Any, target: str, rows: str, replay: list[str]) -> dict[str, int] | None:
-        limits, (nodes, ranks) = self.limits, self.processes(config)
-        options = ["--ranks", nodes * ranks, "--node-gpus", ranks]
-        options += ["--longest-job", limits.longest_job, "--flops", limits.tflops * 1e12]
-        done = estimated(config, target, rows, "--json", *replay, *options)
-        try:
-            needs = json.loads(done.stdout)[0]
-        except ValueError:
-            said = (done.stderr.strip() or "it says nothing").splitlines()[-1]
-            self.warn(f"{name}: its job asks for node_mem and longest_job, an estimate failed: {said}")
-            return None
-        if needs["memory_mb"] > limits.node_mem:
-            self.warn(
-                f"{name} needs {needs['memory_mb']} MB of each node by its estimate, the profile has "
-                f"node_mem: {limits.node_mem}, which its job asks for. If it is killed: more nodes, or less on the host "
-                "(runtime.deepspeed)"
-            )
-        return needs
+    def memory(self, config: Any) -> int:
+        """MB of each node: the share of its processes."""
+        return self.limits.node_mem * self.processes(config)[1] // self.limits.ranks

@@ -68,8 +68,6 @@ def _files(source: str | list[str]) -> list[Path]:
     for path in map(str, files):
         if "{" in path or "}" in path:
             raise ValueError(f"{path}: has braces, which the workflow takes for a wildcard; rename the file")
-        if not path.isprintable():
-            raise ValueError(f"{path!r}: has characters that cannot be shown; rename the file")
     return files
 
 

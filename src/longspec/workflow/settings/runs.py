@@ -3,17 +3,16 @@
 Raises ValueError.
 """
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config import CONFIG_DIR, compose, compose_stage, differences, plain
+from longspec.config import compose_stage, differences, plain
 from longspec.config.checks import BUILT
-from longspec.config.faults import UNKNOWN, did_you_mean, faults_in
+from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
 from longspec.decode.levels import levels_of
@@ -25,8 +24,6 @@ from longspec.workflow.settings.evaluations import RunEvaluation
 
 OR_SOURCE = " Or give hf:<owner>/<repository>, a folder, seen from here, or a .gguf file."
 LENDER = "run '{}', variant '{}': recipe.method.vocabulary_from"
-# Of a path a user names, and of the wildcards by which Snakemake names a job to the process that runs it.
-PLACES = r"(?:^models|^data/(?:answers|tokens|packed))/{name}/|[:,]model={name}(?:,|$)"
 
 
 def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise: str = "") -> None:
@@ -68,21 +65,11 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
 def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
     """Return one composed configuration. Raises ValueError with the choices that lead to the one at fault."""
     with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
-        try:
-            return compose_stage(run.given, variant, stage, config_dir)
-        except ValueError as error:
-            if UNKNOWN not in str(error) or f"(in variant/{variant}.yaml)" not in str(error):
-                raise
-            raise ValueError(
-                f"{error} config/variant/{variant}.yaml does not fit the run's method; name variants of that method: "
-                f"{run.file}: variants: [...], which is for this run alone"
-            ) from None
+        return compose_stage(run.given, variant, stage, config_dir)
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError when the stages of a run have two targets, one name stands for two targets, or none is to be trained
-    in any phase.
-    """
+    """Raise ValueError when the stages of a run have two targets, or one name stands for two targets."""
     known: dict[str, Any] = {}
     used: dict[str, str] = {}
     for (run, _, stage), config in configs.items():
@@ -94,10 +81,6 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
         if known.setdefault(model.name, target) != target:
             raise ValueError(
                 f"{key}: '{model.name}' stands for two different targets (source, sha256 or build); give each its own name"
-            )
-        if model.source == BUILT and not config.build.mixture:
-            raise ValueError(
-                f"config/model/{model.name}.yaml: build.mixture: a target that is built needs at least one phase of training"
             )
 
 
@@ -173,32 +156,11 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
 def check_replays(choices: Choices) -> None:
     """Raise ValueError, with the key, for a replayed stage that is none of the run, or no earlier one."""
     for (run, variant, stage), config in choices.configs.items():
-        stages = choices.stages[run]
-        earlier = stages[: stages.index(stage)]
+        earlier = choices.stages[run][: choices.stages[run].index(stage)]
         for name in config.recipe.data.replay:
-            key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
-            if name not in stages:
-                raise ValueError(f"{key}: the run has no such stage; name earlier ones; {did_you_mean(name, earlier)}")
             if name not in earlier:
-                raise ValueError(f"{key}: comes later in the run; name earlier ones; {did_you_mean(name, earlier)}")
-
-
-def asked_targets(arguments: Sequence[str], known: Collection[str], config_dir: Path = CONFIG_DIR) -> dict[str, Any]:
-    """Return by the target's name a configuration in which it stands, for each file of config/model/ that is named.
-
-    arguments: of the call; known: the targets of the chosen runs, which are left out. Raises ValueError for a file that does
-    not compose, and for one that has another name than its target.
-    """
-    found = {}
-    for path in sorted((config_dir / "model").glob("*.yaml")):
-        place = re.compile(PLACES.format(name=re.escape(path.stem)))
-        if path.stem in known or not any(place.search(each) for each in arguments):
-            continue
-        config = compose("train", [f"model={path.stem}"], config_dir)
-        if config.recipe.model.name != path.stem:
-            raise ValueError(f"{path}: recipe.model.name: {config.recipe.model.name!r}; name the file as its target")
-        found[path.stem] = config
-    return found
+                key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
+                raise ValueError(f"{key}: is no earlier stage of the run; {did_you_mean(name, earlier)}")
 
 
 def with_lenders(
@@ -231,16 +193,12 @@ def with_lenders(
 
 
 def check_lenders(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a run that takes its vocabulary of a run that has no such tokens, or its own."""
+    """Raise ValueError, with the key, for a run that takes its vocabulary of one that has no such tokens, or borrows itself."""
     for run in choices.known_runs:
         for variant in choices.variants[run]:
-            passed, at = [run], (run, variant)
-            while (lent := choices.lender(*at)) is not None:
-                if lent[0] in passed:
-                    told = " -> ".join([*passed, lent[0]])
-                    raise ValueError(f"{LENDER.format(run, variant)}: {told} leads back, so that no run counts; set it to null")
-                _check_lent(LENDER.format(*at), choices.first_recipe(*at), lent, choices.first_recipe(*lent))
-                passed, at = [*passed, lent[0]], lent
+            if (lent := choices.lender(run, variant)) is not None:
+                key = LENDER.format(run, variant)
+                _check_lent(key, choices.first_recipe(run, variant), lent, choices.first_recipe(*lent))
 
 
 def _check_lent(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> None:
@@ -251,6 +209,8 @@ def _check_lent(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> No
             f"{key}: '{lent[0]}' trains for the target '{other}', this run for '{own}', whose tokens are others; name a run "
             "with the same target, or null"
         )
+    if (borrowed := methods.vocabulary_lender(lender)) is not None:
+        raise ValueError(f"{key}: '{lent[0]}' takes its own of '{borrowed}'; name a run that counts its tokens itself, or null")
     size, theirs = methods.vocabulary_size(recipe), methods.vocabulary_size(lender)
     if methods.has_own_vocabulary(lender.method.name) and theirs != size:
         told = "null (all tokens)" if theirs is None else theirs

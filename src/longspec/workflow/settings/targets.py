@@ -1,8 +1,7 @@
-"""Facts about a target that are known before any job runs: whether its folder is there, its family, its size."""
+"""What is known before any job runs of targets and of drafts to begin with: whether they are there, and of which family."""
 
 import json
 import os
-import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -16,11 +15,11 @@ from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
 from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, sizes_in
-from longspec.families import OF_GGUF, check_family, check_not_quantized
+from longspec.families import check_family, check_not_quantized
+from longspec.methods.draft_files import METHOD
+from longspec.workflow.choices import Choices
 
-GGUF_MAGIC = b"GGUF"
-# Behind the magic stand version and counts (20 bytes). A text's size takes 8 bytes, a value's type 4; this key comes first.
-ARCHITECTURE = re.compile(rb"GGUF.{20}\x14\0{7}general\.architecture.{4}(.)\0{7}", re.DOTALL)
+WEIGHTS = (".pth", ".bin", ".safetensors")  # of a draft's weights alone
 
 
 def may_be_source(target: str) -> bool:
@@ -73,30 +72,14 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
         check_not_quantized(config, folder / "config.json")
         with faults_in(key):
             methods.check_family_named(recipe, config["model_type"], str(folder))
-    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):
-        _check_gguf(key, recipe)  # a target that has been made needs its file no more
+    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):  # a target that has been made needs its file no more
+        if not Path(source).expanduser().is_file():
+            raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
     elif folder != fetched:
         raise ValueError(
             f"{key}.source: {source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
             f"{Path.cwd()}); give {SOURCES}"
         )
-
-
-def _check_gguf(key: str, recipe: Any) -> None:
-    """Hold a GGUF file of this machine against its first bytes and the run's family; its job reads the rest."""
-    source = recipe.model.source
-    path = Path(source).expanduser()
-    if not path.is_file():
-        raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
-    with path.open("rb") as handle:
-        head = handle.read(128)
-    if not head.startswith(GGUF_MAGIC):
-        raise ValueError(f"{key}.source: {source}: does not begin with {GGUF_MAGIC.decode()}; copy or download it again")
-    if found := ARCHITECTURE.match(head):
-        architecture = head[found.end() : found.end() + found[1][0]].decode("ascii", "replace")
-        if architecture in OF_GGUF:
-            with faults_in(key):
-                methods.check_family_named(recipe, OF_GGUF[architecture], f"{source} (general.architecture {architecture})")
 
 
 def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | None, int | None]:
@@ -111,3 +94,53 @@ def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | 
     # How far yarn stretches: families.position_limit, which needs transformers' object.
     is_stretched = "yarn" in json.dumps(config.get("rope_scaling") or config.get("rope_parameters"))
     return layers, tokens, None if is_stretched else positions
+
+
+# Drafts made elsewhere, which runs begin with.
+
+
+def local_files(source: str) -> list[str]:
+    """Return the files of a draft on this machine that decide what it is; none for one of the hub."""
+    folder = Path(source).expanduser()
+    if source.startswith(HUB_PREFIX):
+        return []
+    if folder.is_file():
+        return [str(folder)]
+    patterns = ("config.json", "*.index.json", "*.safetensors", "pytorch_model*.bin")
+    return sorted(str(path) for pattern in patterns for path in folder.glob(pattern))
+
+
+def check_beginnings(choices: Choices) -> None:
+    """Raise ValueError, with the key, for a draft to begin with that is not there."""
+    for run in choices.known_runs:
+        for variant in choices.variants[run]:
+            recipe = choices.first_recipe(run, variant)
+            key, source = f"run '{run}', variant '{variant}': recipe.init", recipe.init
+            if source is not None and methods.vocabulary_lender(recipe) is not None:
+                raise ValueError(
+                    f"{key}: {source} brings its own tokens, recipe.method.vocabulary_from takes another run's; set that "
+                    "to null"
+                )
+            if source is not None and not source.startswith(HUB_PREFIX):
+                _check_local(f"{key}: {source}", Path(source).expanduser(), recipe.method.name)
+
+
+def _check_local(key: str, folder: Path, method: str) -> None:
+    """Check a folder of this machine: its files, and whose draft it is; the import reads the rest."""
+    if folder.is_file():
+        if folder.suffix not in WEIGHTS or method != methods.method_of_file():
+            raise ValueError(
+                f"{key}: is a file: give one of {', '.join(WEIGHTS)} of a {methods.method_of_file()} draft "
+                f"(recipe.method.name is {method}), or a draft's folder with its config.json"
+            )
+        return
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"{key}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from {Path.cwd()}); give "
+            f"{HUB_PREFIX}<owner>/<repository>[@revision] or the folder of a draft"
+        )
+    config = read_json_object(folder / "config.json")
+    found = config.get(METHOD) or methods.published_method(config)
+    if found != method:
+        told = f"is a draft of {found}" if found else f"architectures: {config.get('architectures')!r}: no draft that is known"
+        raise ValueError(f"{key}: {told}, recipe.method.name is {method}; give a draft of this method, or change it")

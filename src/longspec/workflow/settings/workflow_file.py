@@ -94,9 +94,6 @@ class WorkflowFile(Keys):
         description="a list of files of config/variant/, for runs that name none, for instance [sinkpi-slicing]"
     )
     keep_states: Flag = Field(False, description="whether stored states stay on the disk when no stage needs them")
-    states_folder: Filled | None = Field(
-        None, description="a folder on a large disk for stored states, or null for data/states"
-    )
     envmodules: list[Annotated[Text, Field(pattern=MODULE, title="a module's name, for instance cuda/12.4")]] = Field(
         [], description="a list of environment modules of jobs on GPUs, for instance [cuda/12.4]"
     )
