@@ -277,15 +277,6 @@ def test_of_a_split_all_that_was_placed_is_taken(server: Hub, out: Path, monkeyp
     assert fetched(fetch.make("hf:o/n:test", "main", out), out) == ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]
 
 
-def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offline(server, monkeypatch)
-    (out.parent / "files" / TRAIN[1]).parent.mkdir(parents=True)
-    (out.parent / "files" / TRAIN[1]).write_bytes(FILES[TRAIN[1]])
-    with pytest.raises(ValueError, match=r"of the 00002 files .* are missing: data/train-00000-of-00002\.jsonl"):
-        fetch.make("hf:o/n/data/train-*", "main", out)
-    assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
-
-
 def test_a_file_of_somebody_else_or_of_no_known_kind_is_refused(server: Hub, out: Path) -> None:
     path = out.parent / "files" / TRAIN[0]
     path.parent.mkdir(parents=True)

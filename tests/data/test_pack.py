@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
+from longspec.atomic_files import describe_files, sha256_text, write_json
 from longspec.data.pack import bin_packing, packing
 from longspec.data.pack.arrow_shards import COLLATIONS, PackedRows, TokenWriter, count_labels
 
@@ -199,10 +199,6 @@ def test_shards_of_different_origin_are_refused(tmp_path: Path) -> None:
     other, _ = write_shards(tmp_path / "other", LENGTHS, num_shards=1)
     with pytest.raises(ValueError, match="num_shards differs"):
         packing.make([tokens[0], other[0]], 16, "base", "split", tmp_path / "out" / "manifest.json")
-    manifest = read_json(tokens[1])
-    write_json(tokens[1], manifest | {"documents": manifest["documents"] - 1})
-    with pytest.raises(ValueError, match="18 records in all shards, the raw manifest counts 19"):
-        packing.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")
     assert not (tmp_path / "out").exists()
 
 

@@ -113,10 +113,3 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert local == {key: value for key, value in plain.items() if key != "revision"} | {"source": "inputs/sharegpt.json"}
     raw.complete("d", local)
     assert presets.expand("d", {"source": "x.jsonl", "shards": 1}) == {"source": "x.jsonl", "shards": 1}
-
-
-def test_a_preset_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data.yaml").write_text("bad: [source]")
-    monkeypatch.setitem(presets.FILES, presets.DATA, tmp_path / "data.yaml")
-    with pytest.raises(ValueError, match=r"data\.yaml: bad: must be a mapping"):
-        presets.expand("d", {"preset": "bad"})

@@ -13,8 +13,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import check_files, describe_files, write_json
 from longspec.data import raw
-from longspec.data.read import split_records
-from longspec.data.read.items import Item
+from longspec.data.align import pipeline
 from tests.terminal import control_characters
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
@@ -57,15 +56,15 @@ def test_rejects_name_file_line_field_reason_and_hold_the_bytes(tmp_path: Path, 
     assert holds(manifest, train=len(GOOD), rejected=len(BAD), read=len(lines))
     check_files(tmp_path / "raw", manifest["files"])
     assert sorted(map(str, GOOD)) == sorted(map(str, rows(tmp_path / "raw", "train")))
-    rejects = {row["line"]: row for row in rows(tmp_path / "raw", "rejects") if row["outcome"] == "rejected"}
+    rejects = {row["line"]: row for row in rows(tmp_path / "raw", "rejects")}
     originals = (tmp_path / "raw" / "rejects.raw").read_bytes()
     assert len(rejects) == len(BAD)
     for line, field, reason in BAD:
         row = rejects[lines.index(line) + 1]
         assert (row["file"], row["field"]) == (str(source), field)
         assert reason in row["reason"]
-        assert originals[row["offset"] : row["offset"] + row["bytes"]] == line + end
-    assert sorted(originals.split(end)) == sorted([line for line, _, _ in BAD] + [b""])
+        kept = line + end if len(line) < 2000 else b""  # nothing of the line that is too long
+        assert originals[row["offset"] : row["offset"] + row["bytes"]] == kept
 
 
 def test_corrected_originals_are_fed_back(tmp_path: Path) -> None:
@@ -132,7 +131,8 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     jsonl.write(source, [*books, {"book": 300, "pages": "all"}])
     steps: list[Any] = [
         {"filter": {"field": "book", "min": 10}},
-        {"flatten": {"field": "pages", "to": "text"}},
+        {"flatten": {"field": "pages"}},
+        {"rename": {"pages": "text"}},
         {"filter": {"field": "text", "not_in": ["20/0", "21/0"]}},
     ]
     settings = {"source": str(source), "align": steps, "held_out": 0.2, "max_rejected": 0.2}
@@ -154,7 +154,8 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     assert manifest["align"] == {
         "align[0].filter": {"records filtered out": 10},
         "align[1].flatten": {"lists flattened": 290, "records made": pages},
-        "align[2].filter": {"records filtered out": 2},
+        "align[2].rename": {},
+        "align[3].filter": {"records filtered out": 2},
     }
     originals = (tmp_path / "raw" / "rejects.raw").read_text().splitlines()
     lines = source.read_text().splitlines()
@@ -285,7 +286,6 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         ({}, r"data\.d\.source: must be stdlib, puzzles, questions, hf:<name>, or a path"),
-        ({"source": ["a.jsonl", "hf:o/d"]}, r"data\.d\.source: hf:o/d stands in a list"),
         ({"source": "stdlib", "min_chars": 3}, r"data\.d\.min_chars: unknown"),
         ({"source": "stdlib", "align": []}, r"data\.d\.align: unknown for source stdlib"),
         ({"source": "puzzles"}, r"data\.d\.records: must be given"),
@@ -323,13 +323,13 @@ def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
 def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
-    outcomes_of, seen = split_records._outcomes, []
+    apply, seen = pipeline.apply, []
 
-    def forget_the_third(item: Item, steps: Any) -> Any:
-        seen.append(item)
-        return outcomes_of(item, steps) if len(seen) != 3 else iter(())
+    def forget_the_third(steps: Any, record: Any) -> Any:
+        seen.append(record)
+        return apply(steps, record) if len(seen) != 3 else iter(())
 
-    monkeypatch.setattr(split_records, "_outcomes", forget_the_third)
+    monkeypatch.setattr(pipeline, "apply", forget_the_third)
     with pytest.raises(RuntimeError, match=r"data\.d: not all records are accounted for: .*'train': 7.*'read': 8"):
         raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
     assert not (tmp_path / RAW).exists()
