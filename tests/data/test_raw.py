@@ -2,9 +2,6 @@
 
 import json
 import random
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +11,6 @@ from longspec import jsonl
 from longspec.atomic_files import check_files, describe_files, write_json
 from longspec.data import raw
 from longspec.data.align import pipeline
-from tests.terminal import control_characters
 
 GOOD = [{"text": f"good {number}"} for number in range(8)]
 # Line, field, reason.
@@ -93,28 +89,6 @@ def test_reasons_that_differ_in_numbers_count_as_one_and_stand_as_the_first(tmp_
     ]
 
 
-def test_nothing_of_the_data_moves_the_cursor(tmp_path: Path) -> None:
-    """Neither names of fields nor of files, nor what a record holds, in a verb's output; the rejects keep them exactly."""
-    source = tmp_path / "a\x1b[31m\nerror: b\x9b.jsonl"
-    lines = [
-        json.dumps({"a\x1b]0;title\x07\r\u202e\ud800\n  99 x b": 1}),
-        json.dumps({"messages": [{"role": "\x1b[2J"}]}),
-        '{"\x7f"',
-    ]
-    source.write_text("\n".join(lines))
-    command = [sys.executable, "-m", "longspec.data", "raw", "--name", "d", "--out", str(tmp_path / RAW)]
-    ran = subprocess.run([*command, "--settings", json.dumps({"source": str(source)})], capture_output=True, check=False)
-    assert ran.returncode == 1
-    assert control_characters(ran.stdout + ran.stderr) == []
-    told = ran.stderr.decode().splitlines()
-    # One line for each kind of fault, between what is wrong and what to do.
-    assert [line.startswith("  1 x ") for line in told] == [False, True, True, True, False, False]
-    assert "a␛[31m␊error: b<U+009B>.jsonl, line 1" in told[1]
-    assert "a␛]0;title␇␍<U+202E>\\ud800␊  99 x b" in told[1]
-    assert (tmp_path / "raw" / "rejects.raw").read_text() == "\n".join(lines)
-    assert rows(tmp_path / "raw", "rejects")[0]["file"] == str(source)
-
-
 def test_many_reasons_and_long_ones_stay_small(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     names = [f"{chr(97 + number // 26)}{chr(97 + number % 26)}" * 4000 for number in range(50)]
@@ -160,17 +134,6 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     originals = (tmp_path / "raw" / "rejects.raw").read_text().splitlines()
     lines = source.read_text().splitlines()
     assert originals == [lines[n] for n in range(10, 300) if "" in books[n]["pages"]] + [lines[300]]
-
-
-def test_two_faults_of_one_flattened_line_share_its_bytes(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    jsonl.write(source, [{"text": ["", "good", ""]}, {"text": [""]}])
-    settings = {"source": str(source), "align": [{"flatten": {"field": "text"}}], "held_out": 0, "max_rejected": 1}
-    raw.make("d", settings, tmp_path / RAW)
-    assert (tmp_path / "raw" / "rejects.raw").read_bytes() == source.read_bytes()
-    found = [(row["line"], row["reason"], row["offset"]) for row in rows(tmp_path / "raw", "rejects")]
-    first = len(source.read_bytes().splitlines(keepends=True)[0])
-    assert found == [(1, "is empty (in text[0])", 0), (1, "is empty (in text[2])", 0), (2, "is empty (in text[0])", first)]
 
 
 def test_held_out_share_follows_the_line_alone(tmp_path: Path) -> None:
@@ -294,30 +257,6 @@ def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
 def test_settings_are_checked(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         raw.make("d", settings, tmp_path / "raw" / "manifest.json")
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from longspec.data import raw
-from longspec.data.read import split_records
-
-def kill(*_): os.kill(os.getpid(), signal.SIGKILL)
-
-split_records._refuse = kill
-raw.make("d", {"source": sys.argv[1], "held_out": 0}, Path(sys.argv[2]))
-"""
-
-
-def test_what_killed_jobs_left_is_removed_by_the_next(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(record) + "\n" for record in GOOD))
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(source), str(tmp_path / RAW)])
-    assert killed.returncode == -signal.SIGKILL
-    assert len(list((tmp_path / "raw").glob(".*.tmp"))) == 4
-    raw.make("d", {"source": str(source), "held_out": 0}, tmp_path / RAW)
-    names = sorted(path.name for path in (tmp_path / "raw").glob("[!.]*"))
-    assert names == ["held_out.jsonl", "manifest.json", "rejects.jsonl", "rejects.raw", "train.jsonl"]
 
 
 def test_a_record_that_went_nowhere_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

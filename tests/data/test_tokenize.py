@@ -62,24 +62,6 @@ def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path,
     assert packed["documents"] == 11
 
 
-def test_a_shard_reads_its_own_part_alone(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    """Not the lines of other shards, nor the whole file for its hash while it has the time at which it was whole."""
-    source = make_raw(tmp_path, [{"text": f"document {n:02} " * 20} for n in range(40)])
-    train = source.parent / "train.jsonl"
-    lines = train.read_bytes().splitlines(keepends=True)
-    # Lines that are no JSON stand for what must not be parsed; sizes stay as they are.
-    train.write_bytes(b"".join(line if n >= 30 else b"x" * (len(line) - 1) + b"\n" for n, line in enumerate(lines)))
-    with pytest.raises(ValueError, match=r"train\.jsonl: its SHA-256 differs"):
-        tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")
-    seen = {
-        "train.jsonl": [train.stat().st_size, train.stat().st_mtime_ns, read_json(source)["files"]["train.jsonl"]["sha256"]]
-    }
-    write_json(source.with_name(".manifest.json.seen"), seen)
-    assert tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")["documents"] == 10
-    with pytest.raises(json.JSONDecodeError):
-        tokenize.make(source, tokenizer_manifest, 2, 4, tmp_path / "002.json")
-
-
 def refusing(tokenizer_manifest: Path, folder: Path) -> Path:
     """The same tokenizer with a template that knows no system role."""
     manifest = read_json(tokenizer_manifest)
