@@ -34,10 +34,10 @@ def packed(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -
     return folder / "packed" / "manifest.json"
 
 
-def shown(path: Path, row: int = 0, *, full: bool = True) -> str:
+def shown(path: Path, row: int = 0) -> str:
     """The output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        inspection.show(path, row, full)
+        inspection.show(path, row)
     return out.getvalue()
 
 
@@ -74,14 +74,6 @@ def test_every_document_names_its_record(packed: Path) -> None:
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ends))
 
 
-def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "HEAD", 3)
-    monkeypatch.setattr(inspection, "TAIL", 2)
-    page = shown(packed, 0, full=False)
-    assert re.search(r"… \d+ tokens left out, --full shows them …", page)
-    assert len(page) < len(shown(packed, 0))
-
-
 def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
     raw = packed.parents[1] / "raw/manifest.json"
     before = raw.read_bytes()
@@ -94,9 +86,9 @@ def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
 
 def test_refusals(packed: Path) -> None:
     with pytest.raises(ValueError, match=r"--row: must lie in 0\.\."):
-        inspection.show(packed, 10**6, True)
+        inspection.show(packed, 10**6)
     with pytest.raises(ValueError, match="give the manifest of packed rows"):
-        inspection.show(packed.parents[1] / "tokens/000.json", 0, True)
+        inspection.show(packed.parents[1] / "tokens/000.json", 0)
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,7 @@ def test_it_is_said_of_more_than_a_tenth(
 ) -> None:
     packed = made(tmp_path, backend, thoughtless, monkeypatch)
     told = [capsys.readouterr().out]
-    inspection.show(packed, 0, False)
+    inspection.show(packed, 0)
     told.append(capsys.readouterr().out)
     options = plan.parser().parse_args(["--target", "x", "--ranks", "1", "--data", str(packed)])
     plan.read_rows(options, [plan.compose("train", ["run=demo", "recipe.data.sequence_length=64"]).recipe])

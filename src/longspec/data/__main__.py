@@ -54,7 +54,6 @@ def parser() -> argparse.ArgumentParser:
     verb = add_verb(verbs, "inspect", "print a row decoded, with its documents, its trained tokens and where they come from")
     verb.add_argument("manifest", type=Path, help="of packed rows")
     verb.add_argument("--row", type=int, default=0, help="which row, from 0")
-    verb.add_argument("--full", action="store_true", help="whole documents, not their beginnings and ends alone")
     return top
 
 
@@ -81,7 +80,7 @@ def main() -> None:
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
-        inspection.show(arguments.manifest, arguments.row, arguments.full)
+        inspection.show(arguments.manifest, arguments.row)
         return
     start = time.perf_counter()
     numbers = run(arguments)

@@ -19,7 +19,6 @@ from longspec.shown import lines, one_line
 TRAINED, SPECIAL = "⟦{}⟧", "‹{}›"
 # Marks in the text itself are shown by their code points, which sets ours apart from them.
 TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in "⟦⟧‹›"}
-HEAD, TAIL = 160, 80  # tokens of a document that are shown at its beginning and its end
 
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
@@ -74,22 +73,15 @@ def _typed(text: str) -> str:
     return lines(text).translate(TYPED)
 
 
-def _text(ids: list[int], trained: list[int], tokenizer: Any, full: bool) -> str:
-    """A document's text, without its middle unless it is short or shown in full."""
+def _text(ids: list[int], trained: list[int], tokenizer: Any) -> str:
     text, special = "", set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
-    hidden = range(0) if full or len(ids) <= HEAD + TAIL else range(HEAD, len(ids) - TAIL)
-    kinds = [-1 if at in hidden else is_trained for at, is_trained in enumerate(trained)]
-    for kind, run in groupby(zip(kinds, ids, strict=True), key=lambda each: each[0]):
-        tokens = [token for _, token in run]
-        if kind < 0:
-            text += f"\n … {len(tokens):,} tokens left out, --full shows them … \n"
-        else:
-            decoded = "".join(_decoded(tokens, tokenizer, special))
-            text += TRAINED.format(decoded) if kind else decoded
+    for is_trained, run in groupby(zip(trained, ids, strict=True), key=lambda each: each[0]):
+        decoded = "".join(_decoded([token for _, token in run], tokenizer, special))
+        text += TRAINED.format(decoded) if is_trained else decoded
     return text
 
 
-def show(path: Path, number: int, full: bool) -> None:
+def show(path: Path, number: int) -> None:
     """Print one row of a packed folder, named by its manifest, with facts of all.
 
     Raises ValueError for a manifest of no packed rows, a number of no row, and a tokenizer that did not make the tokens.
@@ -114,5 +106,5 @@ def show(path: Path, number: int, full: bool) -> None:
         ids, trained = row.input_ids_S[begin:end].tolist(), row.loss_mask_S[begin:end].tolist()
         print(f"\ndocument {place}: its tokens {start:,} to {start + end - begin - 1:,}, {sum(trained):,} trained")
         print(one_line(_origin_of(record, origin)))
-        print(_text(ids, trained, tokenizer, full))
+        print(_text(ids, trained, tokenizer))
     print(f"\npadding: {rows.sequence_length - length:,} tokens")

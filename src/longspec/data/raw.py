@@ -37,24 +37,13 @@ def is_hub(source: Any) -> bool:
     return isinstance(source, str) and source.startswith(HUB_PREFIX)
 
 
-def _known(name: str, source: Any) -> dict[str, Any]:
-    """The settings that a source knows. Raises ValueError for no source."""
-    if is_made(source):
-        return MADE[source]
-    names = [source] if isinstance(source, str) else source
-    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
-        wanted = f"{', '.join(MADE)}, hf:<name>, or a path, a glob or a list of these"
-        raise ValueError(f"data.{name}.source: must be {wanted}, is {source!r}")
-    return HUB if is_hub(source) else FILE
-
-
 def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with defaults filled in. Raises ValueError for one that this source does not know, or lacks.
 
     What each may be, whatever the source, is said by the schema of workflow.yaml, which the plan asks.
     """
-    source = settings.get("source")
-    known = _known(name, source)
+    source = settings["source"]
+    known = MADE[source] if is_made(source) else HUB if is_hub(source) else FILE
     given = {key: value for key, value in settings.items() if key not in ("source", *AFTER)}
     for key in given:
         if key not in known and key != UNANSWERED:

@@ -64,28 +64,20 @@ class Rejects:
     def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
         self._rows, self._originals = rows, originals
         self._item: Item | None = None
-        self._place = {"offset": 0, "bytes": 0}  # of its original bytes
-        self._written, self._ends_line = 0, True
+        self._place: dict[str, int] = {}  # of its original bytes
         self._reasons: dict[str, dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
         self.rejected = 0
 
     def add(self, item: Item, fault: RecordError) -> None:
-        """Write down a fault. Several of one item (a flattened list's) share its original bytes."""
+        """Write down a fault. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
         if item is not self._item:
-            self._item, self._place = item, self._keep(item)
+            self._item, self._place = item, {"offset": self._originals.tell(), "bytes": len(item.original)}
+            self._originals.write(item.original if item.original.endswith(b"\n") else item.original + b"\n")
         self.rejected += 1
         row = {"file": item.file, "line": item.line, "field": _short(fault.field), "reason": _short(fault.reason)}
         kind = _NUMBER.sub("\0", f"{row['field']}: {row['reason']}")
         self._reasons.setdefault(kind, row | {"count": 0})["count"] += 1
         self._rows.write(row | self._place)
-
-    def _keep(self, item: Item) -> dict[str, int]:
-        """Copy an item's original bytes, on a line of their own; their place."""
-        if not self._ends_line:
-            self._written += self._originals.write(b"\n")
-        self._written += self._originals.write(item.original)
-        self._ends_line = not item.original or item.original.endswith(b"\n")
-        return {"offset": self._written - len(item.original), "bytes": len(item.original)}
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the reasons by frequency, each as its first record has it, with that one's place; the rarest in one row."""

@@ -4,7 +4,6 @@ A dataset of which too much is rejected is refused: its rejects are left to look
 """
 
 import hashlib
-import math
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -105,8 +104,7 @@ def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str
     allowed = settings.get("max_rejected", 1)
     if rejected > allowed * total:
         why = f"{rejected:,} of {total:,} records rejected, more than max_rejected allows ({allowed:.2%})"
-        share = math.ceil(rejected / total * 100) / 100
-        fix = f"Correct them, or align them (data.{name}.align), or allow more: data.{name}.max_rejected: {share:g}"
+        fix = f"Correct them, or align them (data.{name}.align), or allow more (data.{name}.max_rejected)"
     elif not records["train"]:
         why = f"no record left to train on: {records}"
         fix = f"Correct the source, or its settings under data.{name}"
