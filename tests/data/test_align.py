@@ -8,11 +8,6 @@ import pytest
 from longspec.data.align import pipeline
 from longspec.data.read.record_checks import RecordError
 
-TAGGED = '{"name": "f", "arguments": {"a": 1}}'
-CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
-TAGS = {"read_tool_tags": {"field": "a"}}
-UNCLOSED = "holds a tag of tools that is not closed, or text beside what tools returned"
-
 
 def run(steps: list[Any], *records: dict[str, Any]) -> list[Any]:
     """What all steps make of the records; a fault as (field, reason)."""
@@ -76,28 +71,6 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
         {"a": 1, "chat_template_kwargs": {"b": 1}},
         [{"a": 1, "chat_template_kwargs": {"enable_thinking": False}, "train_thoughts": False}],
     ),
-    (
-        {"read_tool_tags": {"field": "c"}},
-        {
-            "c": [
-                {"from": "human", "value": "<tool_call>"},
-                {"from": "gpt", "value": f"I see.\n<tool_call>\n{TAGGED}\n</tool_call>\n<tool_call>{TAGGED}</tool_call>"},
-                {"from": "tool", "value": "<tool_response>\n1\n</tool_response>\n<tool_response>2</tool_response>"},
-                {"from": "gpt", "value": "so"},
-            ]
-        },
-        [
-            {
-                "c": [
-                    {"from": "human", "value": "<tool_call>"},
-                    {"from": "gpt", "value": "I see.", "tool_calls": [CALL, CALL]},
-                    {"from": "tool", "value": "1"},
-                    {"from": "tool", "value": "2"},
-                    {"from": "gpt", "value": "so"},
-                ]
-            }
-        ],
-    ),
 ]
 
 FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [
@@ -119,13 +92,6 @@ FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [
     ({"filter": {"field": "a", "min": 1}}, {"a": "1"}, ("a", "must be a number, is str")),
     ({"filter": {"field": "a", "min_characters": 1}}, {"a": 1}, ("a", "must be text, is int")),
     ({"start_at": {"field": "a"}}, {"a": [{"role": "assistant"}]}, ("a", "has no user message to start at")),
-    (TAGS, {"a": [{"role": "assistant", "content": "<tool_call>{}"}]}, ("a[0].content", UNCLOSED)),
-    (TAGS, {"a": [{"role": "tool", "content": "x <tool_response>1</tool_response>"}]}, ("a[0].content", UNCLOSED)),
-    (
-        TAGS,
-        {"a": [{"role": "assistant", "content": '<tool_call>{"name": ""}</tool_call>'}]},
-        ("a[0].content[0].name", "is empty"),
-    ),
 ]
 
 # The steps, and the key at fault below `data.d.align`.

@@ -31,7 +31,6 @@ KNOWN: dict[str, Callable[..., Step]] = {
     "filter": fields.keep_where,
     "flatten": fields.flatten,
     "lay_out": fields.lay_out,
-    "read_tool_tags": fields.read_tool_tags,
     "start_at": fields.start_at,
 }
 OF_NAMES = ("rename", "set", "select", "drop")  # whose settings are names of the user's, all of them one argument
