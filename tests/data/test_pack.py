@@ -120,17 +120,6 @@ def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> No
         assert sum(length for _, _, length in parts[first:last]) <= size
 
 
-@given(corpora())
-def test_filling_up_never_makes_more_rows(corpus: tuple[list[int], int, str]) -> None:
-    lengths, size, overlong = corpus
-    pieces = bin_packing.cut(np.array(lengths, dtype=np.int64), size, overlong)
-    row_P = bin_packing.best_fit(pieces.length_P, size)
-    filled, new_row_P = bin_packing.fill_up(pieces, row_P, size)
-    assert len(np.unique(new_row_P)) <= len(np.unique(row_P))
-    if overlong == "truncate":
-        assert filled is pieces
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(corpus=corpora(), collation=st.sampled_from(list(COLLATIONS)))
 def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, str], collation: str) -> None:

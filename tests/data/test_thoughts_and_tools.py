@@ -155,11 +155,6 @@ def test_thoughts_may_be_read_alone(tokenizers: dict[str, Any], name: str, said:
     assert ids == [document.ids.tolist() for document in encoded(tokenizers[name], record | {"train_thoughts": None})]
 
 
-def test_a_thought_within_the_content_may_be_read_alone_too(tokenizers: dict[str, Any]) -> None:
-    record = {"problem": "q", "qwq": "<think>\nhm\n</think>\n\nyes", "train_thoughts": False}
-    assert trained(tokenizers["qwen3-tools"], record) == [["\n\nyes<|im_end|>"]]
-
-
 MAGISTRAL = """{{ bos_token }}[SYSTEM_PROMPT]Think between [THINK] and [/THINK].[/SYSTEM_PROMPT]
 {%- for turn in messages %}{{ '[INST]' + turn.content + '[/INST]' if turn.role == 'user' else turn.content + eos_token }}
 {%- endfor %}"""
