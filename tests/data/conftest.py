@@ -1,6 +1,7 @@
 """A small byte-level tokenizer with a ChatML template in which padding and end are one token."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from longspec.atomic_files import describe_files, write_json
 from longspec.data.chat.chat_template import CHATML
 from longspec.demo import puzzles
+from tests.data.hub_standin import Hub, running
 
 # Few examples, the same ones every time where a failure must mean something new; what is kept of them lies in .cache.
 configuration.set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache/hypothesis")
@@ -48,3 +50,13 @@ def tokenizer(tokenizer_manifest: Path) -> Any:
     from longspec.data.chat.encoding import load_tokenizer
 
     return load_tokenizer(tokenizer_manifest)[0]
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in for the hub, asked without a token."""
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with running() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.address)
+        yield started

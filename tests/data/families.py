@@ -70,12 +70,11 @@ GEMMA = """{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exceptio
 {{- turn.content | trim + '<end_of_turn>\\n' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
 
-# Marks what is generated: the end token with it, or not.
+# Marks what is generated.
 MARKED = """{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\\n' }}
 {%- if turn.role == 'assistant' %}{% generation %}{{ turn.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}
 {%- else %}{{ turn.content + '<|im_end|>\\n' }}{% endif %}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-MARKED_WITHOUT_END = MARKED.replace(" + '<|im_end|>' }}{% endgeneration %}", " }}{% endgeneration %}{{ '<|im_end|>' }}")
 
 # No token ends a turn.
 PLAIN = """{% for turn in messages %}{{ ('Q: ' if turn.role == 'user' else 'A: ') + turn.content + '\\n\\n' }}{% endfor %}
@@ -91,7 +90,6 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str]] = {
     "phi": (PHI, ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], [], None, "<|endoftext|>"),
     "gemma": (GEMMA, ["<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>"),
     "marked": (MARKED, ["<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>"),
-    "marked, no end": (MARKED_WITHOUT_END, ["<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>"),
     "plain": (PLAIN, [], [], None, "<|endoftext|>"),
 }
 

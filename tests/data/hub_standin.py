@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,12 +26,11 @@ class Repository:
 
 @dataclass
 class Hub:
-    """The server: its repositories, the requests it got, and after how many bytes of a file it stalls."""
+    """The server: its repositories and the requests it got."""
 
     address: str = ""
     repositories: dict[str, Repository] = field(default_factory=dict)
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)  # method, path, authorization
-    stall_after: int | None = None
 
     def add(self, name: str, files: dict[str, bytes], **settings: Any) -> str:
         """A repository with one commit on `main`; returns the commit's hash."""
@@ -81,10 +79,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name.replace("_", "-"), value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body[: self.hub.stall_after] if "ETag" in headers else body)
-            if "ETag" in headers and self.hub.stall_after is not None and len(body) > self.hub.stall_after:
-                self.wfile.flush()
-                time.sleep(60)
+            self.wfile.write(body)
 
     def refuse(self, status: int, code: str, message: str) -> None:
         self.answer(status, json.dumps({"error": message}).encode(), X_Error_Code=code, X_Error_Message=message)

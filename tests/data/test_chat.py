@@ -1,6 +1,7 @@
 """Conversations through templates as families have them: which tokens are trained, held against text written by hand."""
 
 import json
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,11 @@ def end_of(name: str) -> str:
     return END.get("mistral" if name == "spaced" else name, "<|im_end|>")
 
 
-@pytest.mark.parametrize("name", [*(n for n in NAMES if n not in ("plain", "gemma")), "spaced"])
-def test_answers_and_their_ends_are_trained(tokenizers: dict[str, Any], name: str) -> None:
+@pytest.mark.parametrize("name", [*(n for n in NAMES if n != "gemma"), "spaced"])
+def test_tokens_are_those_of_transformers_and_answers_are_trained(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer, end = tokenizers[name], end_of(name)
     # The space that a template puts before an answer, and not into its request, is for the model to write.
     space = " " if name in ("mistral", "spaced") else ""
-    # Mistral's template puts a system message before the last question: each answer is then a document of its own.
-    for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
-        answers = [f"{space}{content}{end}" for role, content in turns if role == "assistant"]
-        assert stretches(tokenizer, encoded(tokenizer, turns)) == answers
-
-
-@pytest.mark.parametrize("name", [*(n for n in NAMES if n != "gemma"), "spaced"])
-def test_tokens_are_those_of_transformers(tokenizers: dict[str, Any], name: str) -> None:
-    tokenizer = tokenizers[name]
     # Mistral's template puts a system message before the last question: each answer is then a document of its own.
     for turns in (ONE, TWO[1:] if name in ("mistral", "spaced") else TWO):
         expected = tokenizer.apply_chat_template(messages(turns), tokenize=True, return_dict=False)
@@ -82,9 +74,12 @@ def test_tokens_are_those_of_transformers(tokenizers: dict[str, Any], name: str)
         assert ids[:shared] == expected[:shared]
         assert not tokenizer.decode(expected[shared:]).strip()
         assert ids[shared:] in ([], [tokenizer.eos_token_id])
+        if name != "plain":
+            answers = [f"{space}{content}{end}" for role, content in turns if role == "assistant"]
+            assert stretches(tokenizer, encoded(tokenizer, turns)) == answers
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2.5", "mistral", "phi", "gemma", "marked", "marked, no end", "plain"])
+@pytest.mark.parametrize("name", ["llama", "qwen2.5", "mistral", "phi", "gemma", "marked", "plain"])
 def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer = tokenizers[name]
     turns = [("user", "q"), ("assistant", "a"), ("user", "14 - 3?"), ("assistant", "11")]
@@ -99,7 +94,6 @@ def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[s
 PLAIN_CHATS = json.loads(Path(__file__).with_name("plain_chats.json").read_text(encoding="utf-8"))
 KEPT = {
     "one": ONE,
-    "system": TWO[:3],
     "two": TWO[1:],
     "systwo": TWO,
     "three": [
@@ -135,34 +129,13 @@ def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Token
     assert laid_out == PLAIN_CHATS[name]
 
 
-@pytest.mark.parametrize("name", ["marked", "marked, no end"])
-def test_marked_answers_against_transformers(tokenizers: dict[str, Any], name: str) -> None:
-    tokenizer = tokenizers[name]
+def test_marked_answers_against_transformers(tokenizers: dict[str, Any]) -> None:
+    tokenizer = tokenizers["marked"]
     expected = tokenizer.apply_chat_template(messages(TWO), tokenize=True, return_dict=True, return_assistant_tokens_mask=True)[
         "assistant_masks"
     ]
     mask = encoded(tokenizer, TWO).answer_mask.tolist()
-    if name == "marked, no end":  # where the mark leaves the end token out, it is trained all the same
-        expected = [now or before for before, now in zip([0, *expected], expected, strict=False)]
     assert mask == expected[: len(mask)]
-
-
-def test_reasoning_that_a_template_would_put_there_is_not_the_answer(tokenizers: dict[str, Any]) -> None:
-    document = encoded(tokenizers["qwen3"], ONE)
-    assert "<think>\n\n</think>\n\nIt is 4." in tokenizers["qwen3"].decode(document.ids)
-    assert stretches(tokenizers["qwen3"], document) == ["It is 4.<|im_end|>"]
-    assert not document.as_served
-
-
-def test_an_empty_thought_keeps_the_line_end_that_the_model_writes(tokenizers: dict[str, Any]) -> None:
-    """The request ends with "<think>\\n", and the content begins with the line end behind an empty thought."""
-    tokenizer, content = tokenizers["r1"], "\n</think>\n\nfour"
-    document = encoded(tokenizer, [("user", "two and two?"), ("assistant", content)])
-    whole = tokenizer.decode(document.ids, skip_special_tokens=False)
-    assert whole.endswith("<|Assistant|><think>\n\n</think>\n\nfour<|eos|>")
-    assert tokenizer.decode(document.ids[document.answer_mask == 1]) == f"{content}<|eos|>"
-    opened = encoded(tokenizer, [("user", "two and two?"), ("assistant", "<think>\nit is\n</think>\n\nfour")])
-    assert tokenizer.decode(opened.ids[opened.answer_mask == 1]) == "it is\n</think>\n\nfour<|eos|>"
 
 
 @pytest.mark.parametrize(("name", "opened"), [("qwen3", "<think>\n"), ("r1", "")])
@@ -212,24 +185,6 @@ def test_names_of_special_tokens_in_messages_stay_text(tokenizers: dict[str, Any
     assert stretches(tokenizer, document)[-1].strip() == own + end_of(name)
 
 
-def test_the_marks_of_reasoning_are_tokens(tokenizers: dict[str, Any]) -> None:
-    ids = encoded(tokenizers["qwen3"], [("user", "q"), ("assistant", "<think>\nr\n</think>\n\na")]).ids.tolist()
-    assert {tokenizers["qwen3"].convert_tokens_to_ids(mark) for mark in ("<think>", "</think>")} <= set(ids)
-
-
-@pytest.mark.parametrize(
-    ("name", "turns", "reason"),
-    [
-        ("gemma", TWO, "refuses it: there is no system role"),
-        ("gemma", [("user", "q"), *ONE], "refuses it: roles must alternate"),
-        ("mistral", [("user", "q"), *ONE], "refuses it: user and assistant must take turns"),
-    ],
-)
-def test_what_a_template_refuses(tokenizers: dict[str, Any], name: str, turns: list[tuple[str, str]], reason: str) -> None:
-    with pytest.raises(LayoutError, match=reason):
-        encoded(tokenizers[name], turns)
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -269,11 +224,6 @@ def test_wrong_tokens_are_found_by_decoding(byte_level: Tokenizer, monkeypatch: 
 def test_the_date_is_the_same_on_any_day(tokenizers: dict[str, Any]) -> None:
     text = ChatTemplate.of(tokenizers["llama"]).render(messages(ONE), False)
     assert "Today: 26 Jul 2024\n" in text
-
-
-def test_the_fixed_day_is_one_day() -> None:
-    from datetime import datetime
-
     day = datetime(2024, 7, 26)
     assert {code: day.strftime(code) for code in chat_template.DAY} == chat_template.DAY
 
@@ -288,12 +238,6 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
         "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt is 4.<|im_end|>"
     )
     assert stretches(tokenizer, document) == ["It is 4.<|im_end|>"]
-
-
-def test_of_several_named_templates_the_default_is_taken(byte_level: Tokenizer) -> None:
-    tokenizer = families.family("qwen2.5", byte_level)
-    tokenizer.chat_template = {"default": families.QWEN25, "tool_use": families.PLAIN}
-    assert chat_template.template_of(tokenizer) == families.QWEN25
 
 
 WORDS = ["a", "ab", " ", "\n", "\n\n", "\t", ".", "größer", "🙂", "e\u0301", "14"]
@@ -321,11 +265,3 @@ def test_any_answers_come_back_from_their_tokens(tokenizers: dict[str, Any], nam
         return
     space = " " if name == "mistral" else ""
     assert texts == [f"{space}{answer}{end_of(name)}" for answer in answers]
-
-
-def test_a_long_conversation_is_laid_out_in_bounded_time(tokenizers: dict[str, Any]) -> None:
-    """300 turns with reasoning, of which the template drops all but the last: a document an answer."""
-    turns = [turn for n in range(150) for turn in (("user", f"q{n}"), ("assistant", f"<think>\nr{n}\n</think>\n\na{n}"))]
-    documents = families.encoded(tokenizers["qwen3"], {"messages": messages(turns)})
-    texts = [text for document in documents for text in stretches(tokenizers["qwen3"], document)]
-    assert texts == [f"<think>\nr{n}\n</think>\n\na{n}<|im_end|>" for n in range(150)]

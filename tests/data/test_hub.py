@@ -1,19 +1,13 @@
 """Datasets of the hub: which files a name stands for, what is pinned, and what happens without the hub."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from longspec.atomic_files import check_files, read_json, sha256_file
 from longspec.data.hub import fetch
-from tests.data.hub_standin import Hub, running
+from tests.data.hub_standin import Hub
 
 TOKEN = "hf_secretOfNobody"
 CARD = b"""---
@@ -52,14 +46,10 @@ TRAIN = ["data/train-00000-of-00002.jsonl", "data/train-00001-of-00002.jsonl"]
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
-    """A hub with one repository; a cache of this machine's own would hide requests."""
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with running() as started:
-        monkeypatch.setenv("HF_ENDPOINT", started.address)
-        started.add("o/n", FILES)
-        yield started
+def server(hub: Hub) -> Hub:
+    """A hub with one repository."""
+    hub.add("o/n", FILES)
+    return hub
 
 
 @pytest.fixture
@@ -99,24 +89,6 @@ def test_without_a_card_the_names_of_files_tell_the_splits(server: Hub, out: Pat
     server.add("o/plain", {"train.jsonl": lines("a"), "dev.jsonl": lines("b"), "docs/how.md": b"text"})
     assert fetched(fetch.make("hf:o/plain", "main", out), out) == ["train.jsonl"]
     assert fetched(fetch.make("hf:o/plain:validation", "main", out), out) == ["dev.jsonl"]
-
-
-def test_the_same_files_as_the_library_loads_from_the_hub_itself(server: Hub, tmp_path: Path) -> None:
-    """Names and splits are resolved here on empty files; the library asks the hub instead."""
-    code = (
-        "import sys, json, datasets\n"
-        "for config in ('default', 'small', 'folder'):\n"
-        "    splits = datasets.load_dataset_builder('o/n', config).config.data_files\n"
-        "    splits = {str(s): [f.partition('@')[2].partition('/')[2] for f in files] for s, files in splits.items()}\n"
-        "    print(json.dumps([config, splits]))\n"
-    )
-    environment = os.environ | {"HF_HOME": str(tmp_path / "hf")}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    for config, splits in map(json.loads, done.stdout.splitlines()):
-        for split, names in splits.items():
-            out = tmp_path / config / split / "manifest.json"
-            assert fetched(fetch.make(f"hf:o/n:{config}:{split}", "main", out), out) == sorted(names)
 
 
 def test_a_later_fetch_downloads_nothing_and_asks_nothing_of_a_commit(server: Hub, out: Path) -> None:
@@ -206,23 +178,13 @@ def gate(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     server.repositories["o/n"].gated = True
 
 
-def remove(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    del server.repositories["o/n"]
-
-
 FAULTS = {
     "no answer": (close, "hf:o/n/data/train-*", "main", "the hub gives nothing (ConnectError"),
     "offline": (offline, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE is set"),
     "gated": (gate, "hf:o/n/data/train-*", "main", "the hub gives nothing (GatedRepoError"),
-    "no repository": (remove, "hf:o/n/data/train-*", "main", "the hub gives nothing (RepositoryNotFoundError"),
     "no revision": (None, "hf:o/n/data/train-*", "v9", "the hub gives nothing (RevisionNotFoundError"),
     "no split": (None, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
-    "no config": (
-        None,
-        "hf:o/n:large:train",
-        "main",
-        "its files cannot be told apart (BuilderConfig 'large' not found.",
-    ),
+    "no config": (None, "hf:o/n:large:train", "main", "its files cannot be told apart (BuilderConfig 'large' not found."),
     "a split offline": (offline, "hf:o/n:test", "main", "HF_HUB_OFFLINE is set"),
 }
 
@@ -277,15 +239,6 @@ def test_of_a_split_all_that_was_placed_is_taken(server: Hub, out: Path, monkeyp
     assert fetched(fetch.make("hf:o/n:test", "main", out), out) == ["data/test-00000-of-00001.jsonl", "extra/test.jsonl"]
 
 
-def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offline(server, monkeypatch)
-    (out.parent / "files" / TRAIN[1]).parent.mkdir(parents=True)
-    (out.parent / "files" / TRAIN[1]).write_bytes(FILES[TRAIN[1]])
-    with pytest.raises(ValueError, match=r"of the 00002 files .* are missing: data/train-00000-of-00002\.jsonl"):
-        fetch.make("hf:o/n/data/train-*", "main", out)
-    assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
-
-
 def test_a_file_of_somebody_else_or_of_no_known_kind_is_refused(server: Hub, out: Path) -> None:
     path = out.parent / "files" / TRAIN[0]
     path.parent.mkdir(parents=True)
@@ -299,29 +252,17 @@ def test_a_file_of_somebody_else_or_of_no_known_kind_is_refused(server: Hub, out
     assert not server.asked_for("csv")
 
 
-def test_a_killed_download_is_no_placing_by_hand_and_goes_on(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_download_is_no_placing_by_hand_and_goes_on(
+    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of two files without numbers one alone would look complete."""
-    big = {"a.jsonl": lines("a", 2000), "b.jsonl": lines("b", 3)}
-    server.add("o/big", big)
-    server.stall_after = 20000
+    server.add("o/big", {"a.jsonl": lines("a"), "b.jsonl": lines("b")})
     files = out.parent / "files"
-    command = [sys.executable, "-m", "longspec.data", "fetch", "--source", "hf:o/big/?.jsonl", "--out", str(out)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
-    while not ((files / "b.jsonl").exists() and list(files.rglob("*.incomplete"))):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert {path.name for path in files.iterdir()} == {"b.jsonl", ".cache"}
-    assert not out.exists()
+    (files / ".cache").mkdir(parents=True)  # what huggingface_hub leaves beside the files that have arrived
+    (files / "b.jsonl").write_bytes(lines("b"))
     with monkeypatch.context() as patch:
         offline(server, patch)
-        with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .* \(after an interrupted download remove"):
+        with pytest.raises(ValueError, match=r"HF_HUB_OFFLINE is set; place .*; after an interrupted download remove"):
             fetch.make("hf:o/big/?.jsonl", "main", out)
-    server.requests.clear()
-    server.stall_after = None
     assert fetched(fetch.make("hf:o/big/?.jsonl", "main", out), out) == ["a.jsonl", "b.jsonl"]
-    assert (files / "a.jsonl").read_bytes() == big["a.jsonl"]
     assert not server.asked_for("b.jsonl")

@@ -1,5 +1,6 @@
 """What a person is shown of rows and documents."""
 
+import contextlib
 import io
 import itertools
 import re
@@ -7,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import inspection, tokenize
@@ -34,12 +34,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -
     return folder / "packed" / "manifest.json"
 
 
-def shown(path: Path, row: int = 0, *, full: bool = True, **console: Any) -> str:
-    """The output on a wide console."""
-    out = Console(file=io.StringIO(), width=200, **console)
-    inspection.show(path, row, None, full, out)
-    assert isinstance(out.file, io.StringIO)
-    return out.file.getvalue()
+def shown(path: Path, row: int = 0) -> str:
+    """The output."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        inspection.show(path, row)
+    return out.getvalue()
 
 
 def rows(path: Path) -> range:
@@ -75,14 +74,6 @@ def test_every_document_names_its_record(packed: Path) -> None:
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ends))
 
 
-def test_long_documents_are_shown_in_part(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inspection, "HEAD", 3)
-    monkeypatch.setattr(inspection, "TAIL", 2)
-    page = shown(packed, 0, full=False)
-    assert re.search(r"… \d+ tokens left out, --full shows them …", page)
-    assert len(page) < len(shown(packed, 0))
-
-
 def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
     raw = packed.parents[1] / "raw/manifest.json"
     before = raw.read_bytes()
@@ -93,21 +84,11 @@ def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
         raw.write_bytes(before)
 
 
-def test_refusals(packed: Path, tmp_path: Path, tokenizer_manifest: Path) -> None:
-    console = Console(file=io.StringIO())
+def test_refusals(packed: Path) -> None:
     with pytest.raises(ValueError, match=r"--row: must lie in 0\.\."):
-        inspection.show(packed, 10**6, None, True, console)
+        inspection.show(packed, 10**6)
     with pytest.raises(ValueError, match="give the manifest of packed rows"):
-        inspection.show(packed.parents[1] / "tokens/000.json", 0, None, True, console)
-    with pytest.raises(ValueError, match="name the tokenizer's manifest with --tokenizer"):
-        inspection.show(packed, 0, tmp_path / "none.json", True, console)
-    other = read_json(tokenizer_manifest)
-    (tmp_path / "tokenizer.json").write_bytes((Path(other["path"]) / "tokenizer.json").read_bytes() + b"\n")
-    (tmp_path / "tokenizer_config.json").write_bytes((Path(other["path"]) / "tokenizer_config.json").read_bytes())
-    files = describe_files(tmp_path, ["tokenizer.json", "tokenizer_config.json"])
-    write_json(tmp_path / "other.json", {"path": str(tmp_path), "files": files})
-    with pytest.raises(ValueError, match="another tokenizer made these tokens"):
-        inspection.show(packed, 0, tmp_path / "other.json", True, console)
+        inspection.show(packed.parents[1] / "tokens/000.json", 0)
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +108,6 @@ def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:
     assert page.count(f"{typed}‹{END}›") == 2
     # Two turns: what opens and closes them, and no typed name, is marked (and once in the legend's own word).
     assert re.findall("‹([^›]*)›", page) == ["special", "<|im_start|>", END, "<|im_start|>", END]
-    coloured = shown(hostile, force_terminal=True, color_system="truecolor")
-    special = [f"‹{name}›" for name in ("special", "<|im_start|>", END, "<|im_start|>", END)]
-    assert re.findall(r"\x1b\[[\d;]*\b7(?:;\d+)*m([^\x1b]*)", coloured) == special
 
 
 def test_a_space_behind_a_special_token_is_shown() -> None:
@@ -138,9 +116,8 @@ def test_a_space_behind_a_special_token_is_shown() -> None:
     ids = tokenizer("[INST] the hat [/INST]", add_special_tokens=False).input_ids
     special = set(tokenizer.convert_tokens_to_ids(["[INST]", "[/INST]"]))
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    pieces = list(inspection._decoded(ids, tokenizer, special))
-    assert "".join(text for _, text in pieces) == whole
-    assert [text for is_special, text in pieces if is_special] == ["[INST]", "[/INST]"]
+    shown_as = "".join(inspection._decoded(ids, tokenizer, special))
+    assert shown_as == whole.replace("[INST]", "‹[INST]›").replace("[/INST]", "‹[/INST]›")
 
 
 def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Path) -> None:
@@ -170,5 +147,5 @@ def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Pat
     done = packing.make([tmp_path / "tokens" / "000.json"], 2048, "longcot", "split", manifest)
     assert (done["documents"], done["further_documents"], done["skipped"]) == (3, 1, 1)
     page = shown(manifest)
-    assert "1 document beyond one a record" in page
+    assert "1 documents beyond one a record" in page
     assert page.count("train.jsonl line 1\n") == 2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
+from longspec.atomic_files import describe_files, sha256_text, write_json
 from longspec.data.pack import bin_packing, packing
 from longspec.data.pack.arrow_shards import COLLATIONS, PackedRows, TokenWriter, count_labels
 
@@ -120,17 +120,6 @@ def test_placing_holds_for_any_lengths(corpus: tuple[list[int], int, str]) -> No
         assert sum(length for _, _, length in parts[first:last]) <= size
 
 
-@given(corpora())
-def test_filling_up_never_makes_more_rows(corpus: tuple[list[int], int, str]) -> None:
-    lengths, size, overlong = corpus
-    pieces = bin_packing.cut(np.array(lengths, dtype=np.int64), size, overlong)
-    row_P = bin_packing.best_fit(pieces.length_P, size)
-    filled, new_row_P = bin_packing.fill_up(pieces, row_P, size)
-    assert len(np.unique(new_row_P)) <= len(np.unique(row_P))
-    if overlong == "truncate":
-        assert filled is pieces
-
-
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(corpus=corpora(), collation=st.sampled_from(list(COLLATIONS)))
 def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, str], collation: str) -> None:
@@ -199,10 +188,6 @@ def test_shards_of_different_origin_are_refused(tmp_path: Path) -> None:
     other, _ = write_shards(tmp_path / "other", LENGTHS, num_shards=1)
     with pytest.raises(ValueError, match="num_shards differs"):
         packing.make([tokens[0], other[0]], 16, "base", "split", tmp_path / "out" / "manifest.json")
-    manifest = read_json(tokens[1])
-    write_json(tokens[1], manifest | {"documents": manifest["documents"] - 1})
-    with pytest.raises(ValueError, match="18 records in all shards, the raw manifest counts 19"):
-        packing.make(tokens, 16, "base", "split", tmp_path / "out" / "manifest.json")
     assert not (tmp_path / "out").exists()
 
 

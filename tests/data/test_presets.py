@@ -1,7 +1,6 @@
 """The published datasets by name: what a preset gives, and what wins over it."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from longspec.data import presets, raw
 from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
 from longspec.data.read.records import Chat, Text, to_messages_or_text
-from tests.data.hub_standin import Hub, running
+from tests.data.hub_standin import Hub
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
 SHARED = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
@@ -55,15 +54,6 @@ PUBLISHED: dict[str, tuple[str, list[dict[str, Any]], list[Text | Chat]]] = {
 FROM_HERE = {"smollm2-questions", "smollm2-long", "gsm8k-train"}  # made here, or of a file that the user places
 
 
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with running() as started:
-        monkeypatch.setenv("HF_ENDPOINT", started.address)
-        yield started
-
-
 def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
     """The records in the kind of file that a path names."""
     if path.endswith(".parquet"):
@@ -91,13 +81,13 @@ def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
-def test_a_preset_goes_from_the_hub_to_documents(server: Hub, tmp_path: Path, preset: str) -> None:
+def test_a_preset_goes_from_the_hub_to_documents(hub: Hub, tmp_path: Path, preset: str) -> None:
     path, records, documents = PUBLISHED[preset]
     settings = presets.expand("d", {"preset": preset, "held_out": 0})
     repository = parse(settings["source"]).repository
     files = {path: encoded(path, records, tmp_path), "README.md": b"# no configs", "other/train.jsonl": b"{}"}
-    commit = server.add(repository, files)
-    server.repositories[repository].refs[settings["revision"]] = commit
+    commit = hub.add(repository, files)
+    hub.repositories[repository].refs[settings["revision"]] = commit
     fetched, out = tmp_path / "hub/d/manifest.json", tmp_path / "raw/d/manifest.json"
     fetch.make(settings["source"], settings["revision"], fetched)
     manifest = raw.make("d", settings, out, fetched=fetched)
@@ -113,10 +103,3 @@ def test_what_is_given_wins_over_the_preset() -> None:
     assert local == {key: value for key, value in plain.items() if key != "revision"} | {"source": "inputs/sharegpt.json"}
     raw.complete("d", local)
     assert presets.expand("d", {"source": "x.jsonl", "shards": 1}) == {"source": "x.jsonl", "shards": 1}
-
-
-def test_a_preset_that_is_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data.yaml").write_text("bad: [source]")
-    monkeypatch.setitem(presets.FILES, presets.DATA, tmp_path / "data.yaml")
-    with pytest.raises(ValueError, match=r"data\.yaml: bad: must be a mapping"):
-        presets.expand("d", {"preset": "bad"})

@@ -50,7 +50,7 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     (called("reasoning", " \n"), PAIR),
     ({"messages": [ASKED, CALLING, RESULT, ANSWERED]}, Chat([ASKED, CALLING, RESULT, ANSWERED])),
     (
-        {"messages": [ASKED, {"role": "assistant", "function_call": {"name": "f", "arguments": '{"a": 1}'}}]},
+        {"messages": [ASKED, {"role": "assistant", "tool_calls": {"name": "f", "arguments": '{"a": 1}'}}]},
         Chat([ASKED, {"role": "assistant", "content": "", "tool_calls": [CALL]}]),
     ),
     (
@@ -94,9 +94,8 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
 
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"text": 3}, "text", "must be text, is int"),
-    ({"text": None}, "text", "is null"),
     ({"text": " \n\u2003"}, "text", "is empty"),
-    ({"text": "\u200b"}, "text", "is empty: it holds nothing but characters that are not seen, such as U+200B"),
+    ({"text": "\u200b"}, "text", "is empty"),
     ({"messages": [ASKED, {"role": "assistant", "content": "\u200e\u3164"}]}, "messages[1].content", "is empty"),
     ({"text": "ab\0"}, "text", "NUL character at character 3"),
     ({"text": "a\ud800b"}, "text", "lone surrogate at character 2"),
@@ -114,22 +113,15 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [ANSWERED, ASKED, ANSWERED]}, "messages[0]", "begins the conversation"),
     ({"messages": [ASKED, {"role": "assistant"}]}, "messages[1].content", "is missing or null"),
     ({"messages": [ASKED, ANSWERED, {"role": "critic", "content": "c"}]}, "messages[2].role", "'critic' is no role"),
-    ({"messages": [ASKED, ANSWERED, {"role": "tool", "content": "c"}]}, "messages[2]", "no call before it asked for it"),
-    ({"messages": [ASKED, CALLING, {**RESULT, "tool_call_id": "j"}]}, "messages[2]", "no call before it asked for it"),
     ({"messages": [ASKED, CALLING, {"role": "tool", "content": None}]}, "messages[2].content", "is missing or null"),
     ({"messages": [{**ASKED, "tool_calls": [CALL]}, ANSWERED]}, "messages[0].tool_calls", "would be lost"),
     ({"messages": [ASKED, {**ANSWERED, "refusal": "no"}]}, "messages[1].refusal", "would be lost"),
     (called("tool_calls", [{"id": 1}]), "messages[1].tool_calls[0].name", "is missing or null"),
-    (
-        called("tool_calls", [{"type": "custom", "function": {}}]),
-        "messages[1].tool_calls[0].type",
-        "'custom' is not 'function'",
-    ),
     (called("tool_calls", "[{]"), "messages[1].tool_calls", "is text, but no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]), "messages[1].tool_calls[0].arguments", "twice"),
     (called("tool_calls", [{"name": "f", "arguments": [1]}]), "messages[1].tool_calls[0].arguments", "must be an object"),
-    (called("tool_calls", [{"name": "f", "arguments": {"a": ["\0"]}}]), "messages[1].tool_calls[0].arguments.a[0]", "NUL"),
-    ({"messages": [ASKED, {**CALLING, "function_call": CALL}]}, "messages[1].function_call", "stands beside tool_calls"),
+    (called("tool_calls", [{"name": "f", "arguments": {"a": ["\ud800"]}}]), "messages[1].tool_calls[0].arguments", "surrogate"),
+    ({"messages": [ASKED, {**ANSWERED, "function_call": CALL}]}, "messages[1].function_call", "would be lost"),
     (
         {"messages": [ASKED, {**ANSWERED, "reasoning_content": "hm", "thinking": "oh"}]},
         "messages[1].reasoning_content",
@@ -139,17 +131,11 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [ASKED, ANSWERED], "train_thoughts": "no"}, "train_thoughts", "must be true or false, is str"),
     ({"messages": [ASKED, ANSWERED], "chat_template_kwargs": [1]}, "chat_template_kwargs", "must be an object"),
     (
-        {"problem": "p", "qwq": "a", "chat_template_kwargs": {"messages": []}},
-        "chat_template_kwargs",
-        "'messages' is no argument",
-    ),
-    (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "image_url"}]}, ANSWERED]},
         "messages[0].content[1].type",
         "'image_url' is not 'text'",
     ),
     ({"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]}, "conversations[0].value", "null"),
-    ({"source": "tulu-v2", "text": "t"}, "conversation", "is missing or null"),
     ({"source": "arxiv"}, "article[0]", "is missing or null"),
     ({"source": "arxiv", "article": ["a", "b"], "abstract": "c"}, "abstract", "1 for 2 articles"),
 ]

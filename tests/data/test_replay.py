@@ -39,17 +39,17 @@ def test_trained_tokens_come_in_the_shares_asked_for(corpus: Corpus) -> None:
     assert counted == pytest.approx(0.4, abs=0.005)
 
 
-def test_rows_packed_otherwise_or_of_another_tokenizer_are_refused(corpus: Corpus, tmp_path: Path) -> None:
+def test_rows_made_otherwise_are_refused(corpus: Corpus, tmp_path: Path) -> None:
     own = PackedRows(corpus.answers)
-    with pytest.raises(ValueError, match=re.escape(f"{corpus.packed}: collation: packed with base, the stage's own rows with")):
+    with pytest.raises(ValueError, match=re.escape(f"{corpus.packed}: collation: ")):
         open_replayed({"base": corpus.packed}, own)
     for name in ("rows.arrow", "manifest.json"):
         (tmp_path / name).write_bytes((corpus.answers.parent / name).read_bytes())
     copy = tmp_path / "manifest.json"
     whole = read_json(copy)
     write_json(copy, whole | {"tokenizer": "u"})
-    with pytest.raises(ValueError, match=re.escape(f"{tmp_path / 'rows.arrow'}: another tokenizer made these rows")):
-        TrainedRows(own, open_replayed({"base": copy}, own))
+    with pytest.raises(ValueError, match=re.escape(f"{copy}: tokenizer: ")):
+        open_replayed({"base": copy}, own)
     write_json(copy, whole | {"labels": 0})
-    with pytest.raises(ValueError, match=r"no token of it is trained .* leave its stage out of recipe\.data\.replay"):
+    with pytest.raises(ValueError, match=r"no token of it is trained"):
         TrainedRows(own, open_replayed({"base": copy}, own)).schedule({"base": 0.5}, 1, 0)

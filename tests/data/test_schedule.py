@@ -25,17 +25,6 @@ def global_batch(num_rows: int, size: int, seed: int, step: int) -> NDArray[np.i
     return Schedule([num_rows], [1.0], size, seed).batch(step)
 
 
-@given(num_rows=st.integers(1, 300), size=st.integers(1, 300), seed=st.integers(0, 2**32), epoch=st.integers(0, 50))
-def test_any_epoch_is_a_permutation(num_rows: int, size: int, seed: int, epoch: int) -> None:
-    size = min(size, num_rows)
-    steps = num_rows // size
-    batches = [global_batch(num_rows, size, seed, epoch * steps + step) for step in range(steps)]
-    rows = np.concatenate(batches).tolist()
-    assert all(len(batch) == size for batch in batches)
-    assert len(set(rows)) == len(rows) == num_rows - num_rows % size
-    assert set(rows) <= set(range(num_rows))
-
-
 @given(
     num_rows=st.integers(24, 400),
     world=st.sampled_from([1, 2, 3, 4, 6, 8, 12, 24]),

@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import tracemalloc
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -84,13 +83,13 @@ def test_values_of_any_array_are_found_whatever_the_pieces(values: list[Any], pi
 
 @pytest.mark.parametrize("piece", [3, 100])
 def test_only_what_is_longer_than_the_limit_is_too_long(tmp_path: Path, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its bytes go to the rejects as they stand; its neighbours are read."""
+    """Its neighbours are read."""
     monkeypatch.setattr(source_files, "PIECE", piece)
     lines = [b'{"t": "%s"}\n' % (b"x" * size) for size in (2, 1, 2, 30, 1, 30)]  # of 12, 11 and 40 bytes
     (tmp_path / "a.jsonl").write_bytes(b"".join(lines).rstrip(b"\n"))
     items = source_files.read(tmp_path / "a.jsonl", 11)
-    found = [(b"".join(item.original), item.error is None) for item in items if isinstance(item, Item)]
-    assert found == [(line, len(line) <= 11) for line in [*lines[:-1], lines[-1].rstrip(b"\n")]]
+    found = [(item.original, item.error is None) for item in items if isinstance(item, Item)]
+    assert found == [(line, True) if len(line) <= 11 else (b"", False) for line in lines]
 
 
 FAULTS: list[tuple[bytes, str]] = [
@@ -113,7 +112,7 @@ def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) ->
     assert [item.record for item in found[1::2]] == [{"text": "good"}] * len(FAULTS)
     for number, ((line, reason), item) in enumerate(zip(FAULTS, found[::2], strict=True)):
         assert item.error is not None
-        assert (item.line, item.error.field, b"".join(item.original)) == (2 * number + 1, "line", line + b"\n")
+        assert (item.line, item.error.field, item.original) == (2 * number + 1, "line", line + b"\n")
         assert item.error.reason.startswith(reason) or reason in item.error.reason
 
 
@@ -128,7 +127,7 @@ def test_values_of_an_array_that_are_broken_or_no_records_are_told(
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + b",".join(value + b' ,\n{"text": "good"}' for value in bad) + b"\n]")
     found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
-    assert [b"".join(item.original) for item in found[::2] if item.error and item.error.field == "line"] == bad
+    assert [item.original for item in found[::2] if item.error and item.error.field == "line"] == bad
     assert [(item.line, item.record) for item in found[1::2]] == [(2 * n, {"text": "good"}) for n in range(1, len(bad) + 1)]
 
 
@@ -138,7 +137,7 @@ def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> Non
     *_, last = (item for item in source_files.read(path, LIMIT) if isinstance(item, Item))
     assert last.error is not None
     assert last.error.reason.endswith("the file ends in the middle of this line")
-    assert b"".join(last.original) == LINES.splitlines()[-1][:-8]
+    assert last.original == LINES.splitlines()[-1][:-8]
 
 
 def test_marks_line_ends_and_blank_lines_are_no_part_of_a_record(tmp_path: Path) -> None:
@@ -161,7 +160,6 @@ MANY = b"".join(b'{"text": "line %d of many"}\n' % number for number in range(20
 CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.jsonl.gz", gzip.compress(MANY)[:-20], "Truncated compressed stream"),
     ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
-    ("a.jsonl.gz", b"", "is empty"),
     ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
     ("a.json.zst", MANY, "cut off or corrupt"),
     ("a.json", PRETTY[:200], r"record 2: .* cut off by the end of the file"),
@@ -169,9 +167,6 @@ CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.json", b'[{"a": 1}, {"a": "b}, {}]', "record 2: lacks a quote or bracket"),
     ("a.json", b'[{}, {"a": "%s"}]' % (b"x" * 3_000_000), r"record 2: .* longer than 0\.01 MB \(max_line_mb\)"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
-    ("a.json", b"text\n", "line 1: is not valid JSON: .*, and the file is no array; .* one object a line"),
-    ("a.json", b'\n{\n"a": 1}\n{\n"a": 2}\n', r"line 2: .*one object a line \(jq -c"),
-    ("a.json", gzip.compress(LINES), "line 1: .*, or it is compressed or not UTF-8"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),
 ]
 
@@ -185,12 +180,8 @@ def test_a_file_with_an_unknown_number_of_records_missing_is_refused(
         list(source_files.read(tmp_path / name, LIMIT))
 
 
-def test_parquet_that_is_cut_off_or_names_a_column_twice(tmp_path: Path) -> None:
+def test_parquet_that_names_a_column_twice(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"text": ["a"] * 1000}), path)
-    path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"a\.parquet: .*no whole Parquet file"):
-        list(source_files.read(path, LIMIT))
     pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["text", "text"]), path)
     with pytest.raises(ValueError, match=r"a\.parquet: names a column twice"):
         list(source_files.read(path, LIMIT))
@@ -206,12 +197,11 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert source_files.files_of(f"{tmp_path}/b/**/*.jsonl*") == [
         tmp_path / f"b/{name}" for name in ("1.jsonl", "2.jsonl", "c/3.jsonl.gz")
     ]
-    assert source_files.files_of(["b/2.jsonl", "*.parquet"]) == [Path("a.parquet"), Path("b/2.jsonl")]
+    assert source_files.files_of(["b/2.jsonl", "b/2.*", "*.parquet"]) == [Path("a.parquet"), Path("b/2.jsonl")]
     for source, message in (
         ("no/such.jsonl", r"no/such\.jsonl: no such file"),
         ("*.jsonl", r"\*\.jsonl: no such file"),
         ("b", "b: is a folder"),
-        (["b/*.jsonl", "b/2.jsonl"], r"b/2\.jsonl: named twice"),
         ("b/*", "of no known kind|is a folder"),
     ):
         (tmp_path / "b/notes.txt").touch()
@@ -219,28 +209,11 @@ def test_files_of_globs_and_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             source_files.files_of(source)
 
 
-@pytest.mark.parametrize("name", ["dangling.jsonl", "circle.jsonl", "pipe.jsonl", "to-pipe.parquet"])
-def test_what_cannot_be_read_is_refused_before_it_is_opened(tmp_path: Path, name: str) -> None:
-    """Opening a pipe that nobody writes to would wait for ever."""
-    (tmp_path / "good.jsonl").touch()
-    (tmp_path / "dangling.jsonl").symlink_to("gone.jsonl")
-    (tmp_path / "circle.jsonl").symlink_to("circle.jsonl")
-    os.mkfifo(tmp_path / "pipe.jsonl")
-    (tmp_path / "to-pipe.parquet").symlink_to("pipe.jsonl")
-    for source in (str(tmp_path / name), f"{tmp_path}/{name[:3]}*", [str(tmp_path / "good.jsonl"), str(tmp_path / name)]):
-        with pytest.raises(ValueError, match=f"{name}: is no regular file"):
-            source_files.files_of(source)
-    (tmp_path / "link.jsonl").symlink_to("good.jsonl")
-    assert source_files.files_of(str(tmp_path / "link.jsonl")) == [tmp_path / "link.jsonl"]
-
-
 def peak(path: Path, limit: int) -> int:
-    """The most bytes that Python held while everything, the originals of faults too, was read."""
+    """The most bytes that Python held while everything was read."""
     tracemalloc.start()
-    for item in source_files.read(path, limit):
-        if isinstance(item, Item) and item.error:
-            for _ in item.original:
-                pass
+    for _ in source_files.read(path, limit):
+        pass
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     return most

@@ -9,8 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from longspec.data.chat import encoding
-from longspec.data.chat.encoding import Encoder, Plan
 from longspec.data.chat.special_tokens import LayoutError
 from tests.data import families
 from tests.data.agent_families import AGENTS
@@ -157,11 +155,6 @@ def test_thoughts_may_be_read_alone(tokenizers: dict[str, Any], name: str, said:
     assert ids == [document.ids.tolist() for document in encoded(tokenizers[name], record | {"train_thoughts": None})]
 
 
-def test_a_thought_within_the_content_may_be_read_alone_too(tokenizers: dict[str, Any]) -> None:
-    record = {"problem": "q", "qwq": "<think>\nhm\n</think>\n\nyes", "train_thoughts": False}
-    assert trained(tokenizers["qwen3-tools"], record) == [["\n\nyes<|im_end|>"]]
-
-
 MAGISTRAL = """{{ bos_token }}[SYSTEM_PROMPT]Think between [THINK] and [/THINK].[/SYSTEM_PROMPT]
 {%- for turn in messages %}{{ '[INST]' + turn.content + '[/INST]' if turn.role == 'user' else turn.content + eos_token }}
 {%- endfor %}"""
@@ -274,22 +267,6 @@ def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokeniz
 def test_what_cannot_be_laid_out_exactly_is_refused(tokenizers: dict[str, Any], name: str, record: Record, reason: str) -> None:
     with pytest.raises(LayoutError, match=reason):
         encoded(tokenizers[name], record)
-
-
-def test_one_refused_document_refuses_its_record(tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    encoder = Encoder(tokenizers["qwen3-tools"])
-    records = [{"messages": TWICE}, {"text": "t"}]
-    planned = [encoder.plan(record) for record in records]
-    first = planned[0][0].text()
-
-    def refusing_the_first(_: Any, plans: list[Plan], *__: Any) -> list[Any]:
-        return [None if made.text() == first else [] for made in plans]
-
-    monkeypatch.setattr(encoding, "verified", refusing_the_first)
-    refused, kept = encoder.encode(planned)
-    assert isinstance(refused, LayoutError)
-    assert len(planned[0]) == 2
-    assert len(kept) == 1
 
 
 WORDS = ["a", "ab ", "\n", " ", "größer", "🙂", "14", '"', "\\", "{"]

@@ -11,18 +11,8 @@ import pytest
 
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
-from longspec.data.chat import encoding
 from longspec.data.chat.chat_template import CHATML
 from longspec.data.pack import packing
-from tests.corpus import write_raw
-
-END = "<|im_end|>"
-
-
-def answers(tokenizer: Any, record: dict[str, Any]) -> str:
-    """The text of the tokens that count as answer."""
-    ids, mask = tokenize.encode(tokenizer, record)
-    return tokenizer.decode(ids[mask == 1], skip_special_tokens=False)
 
 
 def test_text_is_whole_and_ends_with_eos(tokenizer: Any) -> None:
@@ -72,29 +62,11 @@ def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path,
     assert packed["documents"] == 11
 
 
-def test_a_shard_reads_its_own_part_alone(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    """Not the lines of other shards, nor the whole file for its hash while it has the time at which it was whole."""
-    source = make_raw(tmp_path, [{"text": f"document {n:02} " * 20} for n in range(40)])
-    train = source.parent / "train.jsonl"
-    lines = train.read_bytes().splitlines(keepends=True)
-    # Lines that are no JSON stand for what must not be parsed; sizes stay as they are.
-    train.write_bytes(b"".join(line if n >= 30 else b"x" * (len(line) - 1) + b"\n" for n, line in enumerate(lines)))
-    with pytest.raises(ValueError, match=r"train\.jsonl: its SHA-256 differs"):
-        tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")
-    seen = {
-        "train.jsonl": [train.stat().st_size, train.stat().st_mtime_ns, read_json(source)["files"]["train.jsonl"]["sha256"]]
-    }
-    write_json(source.with_name(".manifest.json.seen"), seen)
-    assert tokenize.make(source, tokenizer_manifest, 3, 4, tmp_path / "003.json")["documents"] == 10
-    with pytest.raises(json.JSONDecodeError):
-        tokenize.make(source, tokenizer_manifest, 2, 4, tmp_path / "002.json")
-
-
-def refusing(tokenizer_manifest: Path, folder: Path, words: str = "'no system role'") -> Path:
-    """The same tokenizer with a template that knows no system role; `words`: what it says then."""
+def refusing(tokenizer_manifest: Path, folder: Path) -> Path:
+    """The same tokenizer with a template that knows no system role."""
     manifest = read_json(tokenizer_manifest)
     files = shutil.copytree(manifest["path"], folder / "refusing")
-    refusal = f"{{% if messages[0]['role'] == 'system' %}}{{{{ raise_exception({words}) }}}}{{% endif %}}"
+    refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
     (files / "chat_template.jinja").write_text(refusal + CHATML)
     names = [path.name for path in files.iterdir()]
     write_json(folder / "refusing.json", manifest | {"path": str(files), "files": describe_files(files, names)})
@@ -123,20 +95,6 @@ def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: 
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
 
 
-def test_a_record_too_long_for_the_jobs_memory_is_counted(
-    tmp_path: Path, tokenizer_manifest: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of all its text in bytes: of one text, and of a conversation as it is laid out."""
-    monkeypatch.setattr(encoding, "MAX_RECORD_BYTES", 300)
-    turns = [{"role": "user", "content": "ä" * 130}, {"role": "assistant", "content": "a"}]
-    records = [{"text": "ä" * 150}, {"text": "ä" * 150 + "a"}, {"messages": turns}, *chats(3, set())]
-    source = make_raw(tmp_path, records, max_rejected=0.5)
-    made = tokenize.make(source, tokenizer_manifest, 0, 1, tmp_path / "000.json")
-    [(reason, told)] = made["skipped"]["reasons"].items()
-    assert reason == "its text is longer than the 0.0003 MB that fit a job's memory; split it"
-    assert (told["count"], made["documents"]) == (2, 4)
-
-
 def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
     """One refused record is more than a hundredth of its small shard and less than one of all; three are too many."""
     refusing_manifest = refusing(tokenizer_manifest, tmp_path)
@@ -151,12 +109,3 @@ def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest
                 packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
         else:
             assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1
-
-
-def test_a_record_in_no_format_names_its_place(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    """Not of our own making, since `raw` lets none through: the file was edited, its manifest too."""
-    source = write_raw(tmp_path / "raw", [{"text": "one"}, {"text": 2}, {"text": "three"}])
-    out = tmp_path / "tokens" / "000.json"
-    with pytest.raises(ValueError, match=r"train\.jsonl: the line at byte 16: text: must be text"):
-        tokenize.make(source, tokenizer_manifest, 0, 1, out)
-    assert list(out.parent.iterdir()) == [], "nothing under a final name before it is whole"

@@ -6,9 +6,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from tqdm import tqdm
-
 from longspec import shown
 from longspec.data import draft_vocabulary, inspection, raw, tokenize
 from longspec.data.hub import fetch
@@ -57,40 +54,36 @@ def parser() -> argparse.ArgumentParser:
     verb = add_verb(verbs, "inspect", "print a row decoded, with its documents, its trained tokens and where they come from")
     verb.add_argument("manifest", type=Path, help="of packed rows")
     verb.add_argument("--row", type=int, default=0, help="which row, from 0")
-    verb.add_argument("--tokenizer", type=Path, help="the tokenizer's manifest, where it lies elsewhere than the tokens' says")
-    verb.add_argument("--full", action="store_true", help="whole documents, not their beginnings and ends alone")
     return top
 
 
-def run(arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
         fetched = fetch.make(arguments.source, arguments.revision, arguments.out)
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":
-        return raw.make(arguments.name, arguments.settings, arguments.out, progress, arguments.fetched)["records"]
+        return raw.make(arguments.name, arguments.settings, arguments.out, arguments.fetched)["records"]
     if arguments.verb == "tokenize":
-        made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out, progress)
+        made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out)
         told = {key: made[key] for key in ("documents", "skipped", *REWRITE_COUNTS, "tokens", "answer_tokens") if key in made}
         return told | {"warning": unlike_served_warning(made)}
     if arguments.verb == "vocabulary":
-        packed, target = arguments.packed, arguments.target
-        return draft_vocabulary.make(packed, target, arguments.size, arguments.ids_of, arguments.out, progress)
-    made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out, progress)
+        return draft_vocabulary.make(arguments.packed, arguments.target, arguments.size, arguments.ids_of, arguments.out)
+    made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out)
     return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
 
 
 def main() -> None:
-    """Parse, work with a progress bar on a terminal, and say what was made."""
+    """Parse, work, and say what was made."""
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
-        inspection.show(arguments.manifest, arguments.row, arguments.tokenizer, arguments.full, Console())
+        inspection.show(arguments.manifest, arguments.row)
         return
     start = time.perf_counter()
-    with tqdm(desc=arguments.verb, disable=None) as bar:
-        numbers = run(arguments, bar.update)
+    numbers = run(arguments)
     if warning := numbers.pop("warning", ""):
         print(shown.one_line(f"WARNING {arguments.out}: {warning}"))
     print(shown.one_line(f"{arguments.out}: {json.dumps(numbers)} in {time.perf_counter() - start:.1f} s"))

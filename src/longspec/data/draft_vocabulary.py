@@ -8,64 +8,44 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
-from longspec.atomic_files import read_json_object
-from longspec.data import Progress
+from longspec.atomic_files import read_json
 from longspec.data.pack.arrow_shards import PackedRows, view
 from longspec.draft_vocabulary import ALL, DraftVocabulary, read_draft_vocabulary
 
 IDS, MASK = range(2)  # columns of packed rows
 
 
-def trained_tokens(rows: PackedRows, size: int, progress: Progress = None) -> NDArray[np.int64]:
+def trained_tokens(rows: PackedRows, size: int) -> NDArray[np.int64]:
     """How often each of the target's tokens is a label of these rows, [V]. Raises ValueError for a token that it has not."""
     counts_V = np.zeros(size, dtype=np.int64)
-    for batch in rows.batches():
+    for batch in tqdm(rows.batches(), disable=None):
         ids, mask = (view(batch.column(number).values) for number in (IDS, MASK))
         found = np.bincount(ids[mask > 0])
         if len(found) > size:
             raise ValueError(f"{rows.path}: holds token {len(found) - 1}, the target ends at {size - 1}; pack the data again")
         counts_V[: len(found)] += found
-        if progress:
-            progress(batch.num_rows)
     return counts_V
 
 
-def target_tokens(target: Path) -> int:
-    """Return how many tokens a target has, by its manifest: its embeddings' rows, perhaps more than its tokenizer's entries.
-
-    Raises ValueError for a file that is no target's manifest, and for a configuration that does not say it.
-    """
-    folder = read_json_object(target).get("path")
-    if not isinstance(folder, str):
-        raise ValueError(f"{target}: path: is {folder!r}, must be the target's folder; give its target_manifest.json")
-    path = Path(folder) / "config.json"
-    size = read_json_object(path).get("vocab_size")
-    if not isinstance(size, int):
-        raise ValueError(f"{path}: vocab_size: is {size!r}, must be the number of the target's tokens; get the target again")
-    return size
-
-
-def make(
-    packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path | None, out: Path, progress: Progress = None
-) -> dict[str, Any]:
+def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path | None, out: Path) -> dict[str, Any]:
     """Write the `count` most frequent of all trained tokens, or those of another file, and what they cover of these rows.
 
     Returns numbers to report. Raises ValueError for rows of several tokenizers, a size that leaves nothing out, and another
     file that is of another tokenizer, target or size.
     """
-    size = target_tokens(target)
+    # Its embeddings' rows, perhaps more than its tokenizer's entries.
+    size = int(read_json(Path(read_json(target)["path"]) / "config.json")["vocab_size"])
     if not 0 < count < size:
         raise ValueError(
             f"--size: {count}: the target has {size} tokens; give fewer, or count none: recipe.method.vocabulary: null"
         )
     rows = {name: PackedRows(path) for name, path in packed}
-    if len(rows) < len(packed) or ALL in rows:
-        raise ValueError(f"--packed: give NAME=MANIFEST, each name once, none of them '{ALL}', which is all rows")
     tokenizers = {name: each.manifest["tokenizer"] for name, each in rows.items()}
     if len(set(tokenizers.values())) > 1:
         raise ValueError(f"--packed: {', '.join(tokenizers)}: rows of different tokenizers; pack all of them for one target")
-    counts = {name: trained_tokens(each, size, progress) for name, each in rows.items()}
+    counts = {name: trained_tokens(each, size) for name, each in rows.items()}
     total_V, tokenizer = np.sum(list(counts.values()), axis=0), next(iter(tokenizers.values()))
     if ids_of is None:
         # Of equally frequent tokens the lower ids.

@@ -22,7 +22,7 @@ def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str
     """Return the settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
 
     A preset's `revision` and `member` are of its source alone: they go when the settings name another source, such as a copy on
-    this machine. Raises ValueError for an unknown preset, and for one that is no mapping or names another.
+    this machine. Raises ValueError for an unknown preset.
     """
     if "preset" not in settings:
         return settings
@@ -33,8 +33,6 @@ def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str
         told = did_you_mean(str(preset), known)
         raise ValueError(f"{section}.{name}.preset: config/{file.name} has no preset {preset!r}; {told}")
     beneath = known[preset]
-    if not isinstance(beneath, dict) or "preset" in beneath:
-        raise ValueError(f"{file}: {preset}: must be a mapping, and name no other preset")
     if "source" in own:
         beneath = {key: value for key, value in beneath.items() if key not in OF_SOURCE}
     return beneath | own

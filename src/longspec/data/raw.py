@@ -7,12 +7,10 @@ from typing import Any
 from longspec import jsonl
 from longspec.atomic_files import describe_files, write_manifest
 from longspec.config.names import HUB_PREFIX
-from longspec.data import Progress
 from longspec.data.align import pipeline
 from longspec.data.hub.fetch import MANIFEST, read_fetched
 from longspec.data.read import source_files, split_records
 from longspec.data.read.items import Item, Note
-from longspec.data.read.records import FIELDS
 from longspec.data.read.source_files import ARCHIVE
 from longspec.data.read.split_records import UNANSWERED
 from longspec.demo import puzzles, questions, stdlib
@@ -39,29 +37,13 @@ def is_hub(source: Any) -> bool:
     return isinstance(source, str) and source.startswith(HUB_PREFIX)
 
 
-def _known(name: str, source: Any) -> dict[str, Any]:
-    """The settings that a source knows. Raises ValueError for no source."""
-    if is_made(source):
-        return MADE[source]
-    names = [source] if isinstance(source, str) else source
-    if not isinstance(names, list) or not names or not all(isinstance(each, str) and each for each in names):
-        wanted = f"{', '.join(MADE)}, hf:<name>, or a path, a glob or a list of these"
-        raise ValueError(f"data.{name}.source: must be {wanted}, is {source!r}")
-    for each in names if isinstance(source, list) else []:
-        if is_hub(each) or is_made(each):
-            raise ValueError(
-                f"data.{name}.source: {each} stands in a list, which holds files alone; make it a dataset of its own"
-            )
-    return HUB if is_hub(source) else FILE
-
-
 def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with defaults filled in. Raises ValueError for one that this source does not know, or lacks.
 
     What each may be, whatever the source, is said by the schema of workflow.yaml, which the plan asks.
     """
-    source = settings.get("source")
-    known = _known(name, source)
+    source = settings["source"]
+    known = MADE[source] if is_made(source) else HUB if is_hub(source) else FILE
     given = {key: value for key, value in settings.items() if key not in ("source", *AFTER)}
     for key in given:
         if key not in known and key != UNANSWERED:
@@ -87,17 +69,14 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
     elif settings["source"] == "questions":
         made = questions.generate(**{key: settings[key] for key in QUESTIONS})
     else:
-        asked = {*FIELDS, *pipeline.fields_read(settings["align"])}
         for path in files:
-            yield from source_files.read(path, int(settings["max_line_mb"] * 1e6), asked)
+            yield from source_files.read(path, int(settings["max_line_mb"] * 1e6))
         return
     for number, (key, record) in enumerate(made, 1):
-        yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, [jsonl.encode(record).encode()])
+        yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, jsonl.encode(record).encode())
 
 
-def make(
-    name: str, settings: dict[str, Any], out: Path, progress: Progress = None, fetched: Path | None = None
-) -> dict[str, Any]:
+def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = None) -> dict[str, Any]:
     """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: of a source of the hub.
 
     Raises ValueError for a source that cannot be read whole, for too many rejects, and when no record is left to train on;
@@ -113,7 +92,7 @@ def make(
     elif not is_made(source):
         files = source_files.files_of(source)
     out.parent.mkdir(parents=True, exist_ok=True)
-    done = split_records.sort(name, settings, read(settings, files), out, progress)
+    done = split_records.sort(name, settings, read(settings, files), out)
     manifest = {
         "name": name,
         "settings": settings,

@@ -84,18 +84,12 @@ def chances(num_rows: list[int], labels: list[int], shares: list[float]) -> list
 
 
 class TrainedRows:
-    """A stage's own packed rows and replayed ones as one, numbered through: the own first, then by the stages' names.
-
-    replayed: by the names of the earlier stages. Raises ValueError for rows of another tokenizer than the own.
-    """
+    """A stage's own packed rows and replayed ones as one, numbered through: the own first, then by the stages' names."""
 
     def __init__(self, own: PackedRows, replayed: Mapping[str, PackedRows] | None = None) -> None:
         self.own, self.replayed = own, dict(sorted((replayed or {}).items()))
         self.sequence_length = own.sequence_length
         self.sources = [own, *self.replayed.values()]
-        for rows in self.sources:
-            if rows.manifest["tokenizer"] != own.manifest["tokenizer"]:
-                raise ValueError(f"{rows.path}: another tokenizer made these rows than {own.path}; tokenize and pack again")
         self._edges = np.cumsum([0, *map(len, self.sources)]).tolist()
 
     def __len__(self) -> int:
@@ -147,13 +141,13 @@ class TrainedRows:
 
 
 def open_replayed(paths: Mapping[str, Path], own: PackedRows) -> dict[str, PackedRows]:
-    """Open the replayed rows, by the names of their stages. Raises ValueError for rows packed otherwise than the own."""
+    """Open the replayed rows, by the names of their stages. Raises ValueError for rows made otherwise than the own."""
     found = {name: PackedRows(path) for name, path in paths.items()}
     for name, rows in found.items():
-        for key in ("sequence_length", "collation", "overlong"):
+        for key in ("tokenizer", "sequence_length", "collation", "overlong"):
             if rows.manifest[key] != own.manifest[key]:
                 raise ValueError(
-                    f"{paths[name]}: {key}: packed with {rows.manifest[key]}, the stage's own rows with {own.manifest[key]}; "
-                    "pack what is replayed like these"
+                    f"{paths[name]}: {key}: made with {rows.manifest[key]}, the stage's own rows with {own.manifest[key]}; "
+                    "tokenize and pack what is replayed like these"
                 )
     return found

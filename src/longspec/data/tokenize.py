@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from tqdm import tqdm
 
 from longspec.atomic_files import (
     check_files,
@@ -20,13 +21,11 @@ from longspec.atomic_files import (
     sha256_text,
     write_manifest,
 )
-from longspec.data import Progress
 from longspec.data.chat import chat_template
-from longspec.data.chat.encoding import Encoded, Encoder, Planned, load_tokenizer
+from longspec.data.chat.encoding import Encoded, Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack.arrow_shards import TokenWriter
-from longspec.data.read.record_checks import RecordError
 
 # Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
@@ -69,14 +68,7 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
                 group, group_bytes = [], 0
 
 
-def _plan(encoder: Encoder, path: Path, place: int, record: dict[str, Any]) -> Planned:
-    try:
-        return encoder.plan(record)
-    except RecordError as error:
-        raise ValueError(f"{path}: the line at byte {place}: {error}; make the file again") from error
-
-
-def _write(encoder: Encoder, groups: Iterator[Group], train: Path, writer: TokenWriter, progress: Progress) -> dict[str, Any]:
+def _write(encoder: Encoder, groups: Iterator[Group], writer: TokenWriter) -> dict[str, Any]:
     """Write every record as documents, or skip it; the counts for the manifest.
 
     Counted are records that were skipped, by reason, and where the first of each stands; documents laid out unlike served
@@ -85,10 +77,10 @@ def _write(encoder: Encoder, groups: Iterator[Group], train: Path, writer: Token
     skipped: dict[str, dict[str, int]] = {}
     further, left_out = REWRITE_COUNTS
     counts = Counter({UNLIKE_SERVED: 0})
-    for group in groups:
+    for group in tqdm(groups, unit="MB", disable=None):
         kept: list[tuple[int, Encoded]] = []
-        planned = [_plan(encoder, train, place, record) for place, record in group]
-        for (place, _), documents in zip(group, encoder.encode(planned), strict=True):
+        planned = encoder.encode([encoder.plan(record) for _, record in group])
+        for (place, _), documents in zip(group, planned, strict=True):
             if isinstance(documents, LayoutError):  # whichever of its messages is the cause
                 reason = re.sub(r"\[\d+\]", "[]", str(documents))
                 skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
@@ -100,23 +92,17 @@ def _write(encoder: Encoder, groups: Iterator[Group], train: Path, writer: Token
             kept += [(place, document) for document in documents]
         if kept:
             writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])
-        if progress:
-            progress(len(group))
     # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
     told = {name: count for name, count in counts.items() if count or name == UNLIKE_SERVED}
     return {"skipped": {"count": sum(each["count"] for each in skipped.values()), "reasons": skipped}, **told}
 
 
-def make(
-    raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: Path, progress: Progress = None
-) -> dict[str, Any]:
+def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: Path) -> dict[str, Any]:
     """Write a token shard beside its manifest `out`; returns the manifest.
 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
     manifest.
     """
-    if not 0 <= shard < num_shards:
-        raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     raw_manifest = read_json(raw)
     check_files(raw.parent, raw_manifest["files"], raw, once=True)
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
@@ -124,7 +110,7 @@ def make(
     remove_strays(arrow, out)
     with new_file(arrow) as beside:
         with TokenWriter(beside) as writer:
-            counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), train, writer, progress)
+            counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), writer)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
     counts["skipped"]["allowed"] = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)  # of all shards: pack checks it

@@ -1,11 +1,9 @@
-"""Define a step, and the steps that work on a record's fields.
+"""Define a step, and the steps that aligners are made of.
 
 A step returns the record it makes (never changing the one it got), None when it filters the record out, or Many. It raises
 RecordError with the field at fault. While a step is being built, RecordError names the setting at fault.
 """
 
-import hashlib
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from string import Formatter
@@ -13,7 +11,14 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from longspec.data.read.record_checks import RecordError, check_characters, kind, read_template_arguments, says_nothing
+from longspec.data.read.record_checks import (
+    RecordError,
+    check_characters,
+    kind,
+    read_template_arguments,
+    says_nothing,
+)
+from longspec.data.read.records import role_of
 
 Record = dict[str, Any]
 
@@ -50,27 +55,18 @@ def required(record: Record, field: str) -> Any:
     return value
 
 
-def refuse_taken(record: Record, field: str) -> None:
-    """Raise RecordError when a field that a step would make is there already."""
-    if record.get(field) is not None:
-        raise RecordError(field, "is there already; drop it first, or choose another name")
-
-
-def rename(names: dict[str, Any]) -> Step:
+def rename(names: dict[str, str]) -> Step:
     """{old: new}: give fields other names, all at once, so that two can change places."""
     for old, new in names.items():
-        if not isinstance(old, str) or not isinstance(new, str) or not new:
-            raise RecordError(str(old), f"must be a field's new name, is {new!r}")
         if list(names.values()).count(new) > 1:
             raise RecordError(old, f"another field becomes {new!r} too")
 
     def step(record: Record) -> Record:
         for old, new in names.items():
-            if old not in record and found(record, old) is not None:
-                raise RecordError(old, "stands inside another field; compose can copy it from there")
-            required(record, old)
-            if new not in names:
-                refuse_taken(record, new)
+            if record.get(old) is None:
+                raise RecordError(old, "is missing or null")
+            if new not in names and record.get(new) is not None:
+                raise RecordError(new, "is there already; drop it first, or choose another name")
         kept = {name: value for name, value in record.items() if name in names or name not in names.values()}
         return {names.get(name, name): value for name, value in kept.items()}
 
@@ -99,30 +95,10 @@ def set_constants(values: dict[str, Any]) -> Step:
     return lambda record: record | values
 
 
-def add_id(prefix: str = "", field: str = "id", by: str = "number") -> Step:
-    """Name each record `<prefix>-<number>` by a running number from 0, or `<prefix>-<hash>` by its content (`by: hash`)."""
-    if by not in ("number", "hash"):
-        raise RecordError("by", f"must be number or hash, is {by!r}")
-    count = 0
-
-    def step(record: Record) -> Record:
-        nonlocal count
-        refuse_taken(record, field)
-        if by == "hash":
-            label = hashlib.sha256(json.dumps(record, sort_keys=True, default=str).encode()).hexdigest()[:16]
-        else:
-            label, count = str(count), count + 1
-        return record | {field: f"{prefix}-{label}" if prefix else label}
-
-    return step
-
-
 def lay_out(chat_template_kwargs: dict[str, Any] | None = None, train_thoughts: bool | None = None) -> Step:
     """Arguments of the chat template in place of a record's own, and whether thoughts are trained or only read."""
     given: Record = {"chat_template_kwargs": read_template_arguments(chat_template_kwargs)} if chat_template_kwargs else {}
     given |= {} if train_thoughts is None else {"train_thoughts": train_thoughts}
-    if not given:
-        raise RecordError("train_thoughts", "is not given, nor is chat_template_kwargs; give one of them")
     return lambda record: record | given
 
 
@@ -218,3 +194,48 @@ def _meets(value: Any, field: str, condition: str, limit: Any) -> bool:
     elif not isinstance(value, int | float) or isinstance(value, bool):
         raise RecordError(field, f"must be a number, is {kind(value)}")
     return bool(value >= limit if condition.startswith("min") else value <= limit)
+
+
+def _required_list(record: Record, field: str) -> list[Any]:
+    value = required(record, field)
+    if not isinstance(value, list):
+        raise RecordError(field, f"must be a list, is {kind(value)}")
+    if not value:
+        raise RecordError(field, "is an empty list")
+    return value
+
+
+def flatten(field: str, merge: bool = False) -> Step:
+    """A list becomes one record per element; the other fields are kept in each.
+
+    The element stands in the field itself; with `merge` it is an object whose fields join the record's.
+    """
+
+    def step(record: Record) -> Many:
+        elements = _required_list(record, field)
+        rest = {name: value for name, value in record.items() if name != field}
+        return Many(field, (_merged(rest, element) if merge else rest | {field: element} for element in elements))
+
+    return step
+
+
+def _merged(rest: Record, element: Any) -> Record | RecordError:
+    if not isinstance(element, dict):
+        return RecordError("element", f"must be an object to be merged, is {kind(element)}")
+    both = rest.keys() & element.keys()
+    return RecordError(min(both), "stands in the record and in the element") if both else rest | element
+
+
+def start_at(field: str) -> Step:
+    """Leave out what a conversation says before its first question; system messages stay."""
+
+    def step(record: Record) -> Record:
+        turns = _required_list(record, field)
+        roles = [role_of(turn, f"{field}[{number}]")[0] for number, turn in enumerate(turns)]
+        if "user" not in roles:
+            raise RecordError(field, "has no user message to start at")
+        first = roles.index("user")
+        system = [turn for turn, role in zip(turns[:first], roles[:first], strict=True) if role == "system"]
+        return record | {field: system + turns[first:]}
+
+    return step

@@ -3,13 +3,12 @@
     align:
       - filter: {field: language, equals: en}
       - rename: {question: problem, answer: qwq}
-      - add_id: {prefix: gsm8k}
+      - select: [problem, qwq]
 
-They are taken in order; fields.py and lists.py say what each does. A record that a step cannot work on is rejected
+They are taken in order; fields.py says what each does. A record that a step cannot work on is rejected
 with the field at fault. A field that is read may stand deeper: `meta.title`, `answers.0`. A null counts as missing.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -18,26 +17,24 @@ from typing import Any
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from longspec.data.align import fields, lists
+from longspec.data.align import fields
 from longspec.data.align.fields import Many, Record, Step
 from longspec.data.read.record_checks import RecordError
 
-# Aligners whose settings are arguments of a function, which tells their types and defaults, or their aliases (`in`).
-SETTINGS: dict[str, Callable[..., Any]] = {
-    "add_id": fields.add_id,
+# The arguments of these functions tell the settings, with their types and defaults, or their aliases (`in`).
+KNOWN: dict[str, Callable[..., Step]] = {
+    "rename": fields.rename,
+    "set": fields.set_constants,
+    "select": fields.select,
+    "drop": fields.drop,
     "compose": fields.compose,
     "filter": fields.keep_where,
-    "flatten": lists.flatten,
-    "alternate": lists.alternate,
+    "flatten": fields.flatten,
     "lay_out": fields.lay_out,
-    "read_tool_tags": lists.read_tool_tags,
-    "start_at": lists.start_at,
+    "start_at": fields.start_at,
 }
+OF_NAMES = ("rename", "set", "select", "drop")  # whose settings are names of the user's, all of them one argument
 MADE, FLATTENED, FILTERED = "records made", "lists flattened", "records filtered out"
-# Aligners whose settings are names of the user's: a mapping, or a list.
-MAPPINGS: dict[str, Callable[[dict[str, Any]], Step]] = {"rename": fields.rename, "set": fields.set_constants}
-LISTS: dict[str, Callable[[list[str]], Step]] = {"select": fields.select, "drop": fields.drop}
-KNOWN = (*MAPPINGS, *LISTS, *SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -49,75 +46,40 @@ class Aligner:
     tally: Counter[str] = field(default_factory=Counter)
 
 
-def parse(name: str, steps: Any) -> list[Aligner]:
+def parse(name: str, steps: list[dict[str, Any]]) -> list[Aligner]:
     """Return the steps of `data.<name>.align`. Raises ValueError with the key of what is unknown, missing or of a wrong type.
 
-    Each call gives new steps, which number records from 0.
+    steps: mappings of one aligner each to settings that JSON can hold, as the schema of workflow.yaml has them.
     """
-    if not isinstance(steps, list):
-        raise ValueError(f"data.{name}.align: must be a list such as [{{rename: {{question: problem}}}}], is {steps!r}")
     return [_aligner(f"data.{name}", f"align[{number}]", step) for number, step in enumerate(steps)]
 
 
-def _aligner(dataset: str, place: str, step: Any) -> Aligner:
-    known = f"known: {', '.join(KNOWN)}"
-    if not isinstance(step, dict) or len(step) != 1:
-        raise ValueError(f"{dataset}.{place}: must be one aligner with its settings, is {step!r}; {known}")
+def _aligner(dataset: str, place: str, step: dict[str, Any]) -> Aligner:
     [(name, settings)] = step.items()
     where = f"{dataset}.{place}.{name}"
     if name not in KNOWN:
-        raise ValueError(f"{where}: no such aligner; {known}")
+        raise ValueError(f"{where}: no such aligner; known: {', '.join(KNOWN)}")
     try:
-        json.dumps(settings, allow_nan=False)  # what the manifest keeps, and a record of JSON Lines can hold
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{where}: must hold texts, finite numbers, true, false, null, lists and mappings: {error}") from error
-    try:
-        made = _step(name, settings, where)
+        return Aligner(f"{place}.{name}", _step(name, settings, where))
     except RecordError as error:
         raise ValueError(f"{where}.{error.field}: {error.reason}") from error
-    step, tally = made if isinstance(made, tuple) else (made, Counter())
-    return Aligner(f"{place}.{name}", step, tally)
 
 
-def _step(name: str, settings: Any, where: str) -> Step | tuple[Step, Counter[str]]:
-    """The step; of one that says itself what it did its tally too."""
-    if name in LISTS:
-        if not isinstance(settings, list) or not settings or not all(isinstance(each, str) for each in settings):
-            raise ValueError(f"{where}: must be a list of fields' names, is {settings!r}")
-        return LISTS[name](settings)
-    if not isinstance(settings, dict) or (name in MAPPINGS and not settings):
-        raise ValueError(f"{where}: must be a mapping, is {settings!r}")
-    if name in MAPPINGS:
-        return MAPPINGS[name](settings)
-    arguments = {str(key): value for key, value in settings.items()}
+def _step(name: str, settings: Any, where: str) -> Step:
+    of_names, known = name in OF_NAMES, [each.rstrip("_") for each in signature(KNOWN[name]).parameters]
+    arguments = dict.fromkeys(known, settings) if of_names else settings
+    if not isinstance(arguments, dict):
+        raise ValueError(f"{where}: must be a mapping, is {settings!r}; known: {', '.join(known)}")
     try:
-        return validate_call(config=ConfigDict(strict=True))(SETTINGS[name])(**arguments)
+        return validate_call(config=ConfigDict(strict=True))(KNOWN[name])(**{str(key): arguments[key] for key in arguments})
     except ValidationError as error:
-        known = ", ".join(each.rstrip("_") for each in signature(SETTINGS[name]).parameters)
-        faults = error.errors()
-        key = str(faults[0]["loc"][0])
-        why = " or ".join(fault["msg"] for fault in faults if fault["loc"][0] == key)
-        value = f", is {arguments[key]!r}" if key in arguments else ""
-        raise ValueError(f"{where}.{key}: {why}{value}; known: {known}") from error
-
-
-def fields_read(steps: list[dict[str, Any]]) -> set[str]:
-    """Return the fields of a source that parsed steps need or must not find; of a path such as `meta.title` `meta` too."""
-    read: set[str] = set()
-    for step in steps:
-        [(name, settings)] = step.items()
-        if name == "rename":
-            read |= {*settings, *settings.values()}
-        elif name == "select":
-            read |= set(settings)
-        elif name in SETTINGS:
-            known = signature(SETTINGS[name]).parameters
-            for key in known.keys() & {"field", "to"}:
-                given = settings.get(key, known[key].default)
-                read |= set(given if isinstance(given, list) else [given])
-            read |= set(fields.units_of(settings["template"])) if name == "compose" else set()
-    read.discard(None)
-    return read | {field.split(".")[0] for field in read}
+        [fault, *_] = error.errors()
+        if of_names:
+            raise ValueError(
+                f"{'.'.join([where, *map(str, fault['loc'][1:])])}: {fault['msg']}, is {fault['input']!r}"
+            ) from error
+        key = str(fault["loc"][0])
+        raise ValueError(f"{where}.{key}: {fault['msg']}, is {arguments.get(key)!r}; known: {', '.join(known)}") from error
 
 
 def apply(steps: list[Aligner], record: Record) -> Iterator[Record | RecordError | None]:

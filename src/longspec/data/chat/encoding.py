@@ -18,9 +18,6 @@ from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
 from longspec.draft_vocabulary import tokenizer_hash
 
-# Bytes of a record's text in UTF-8, as laid out. A tokenizer's own bookkeeping takes up to 190 for each, and a job of rule
-# tokenize has 8 GB of memory.
-MAX_RECORD_BYTES = 12_000_000
 EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
 
 
@@ -221,8 +218,6 @@ class Encoder:
             plans = plan(record, self.template, self.special)
         except LayoutError as error:
             return error
-        if sum(len(piece.text.encode("utf-8", "surrogatepass")) for made in plans for piece in made.pieces) > MAX_RECORD_BYTES:
-            return LayoutError(f"its text is longer than the {MAX_RECORD_BYTES / 1e6:g} MB that fit a job's memory; split it")
         highest = max((token for made in plans for token in made.said or ()), default=0)
         if highest >= len(self.tokenizer):
             raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's {len(self.tokenizer)} tokens")

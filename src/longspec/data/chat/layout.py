@@ -84,9 +84,8 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     given = [forms[at].given(message) if at in forms else message for at, message in enumerate(chat.messages)]
     documents: list[Conversation] = []
     last: _Turn | None = None
-    for before, number in zip([-1, *numbers], numbers, strict=False):
+    for number in numbers:
         turn = _turn(template, chat, number, forms[number], given)
-        _check_results(chat.messages, range(before + 1, number), turn.prompt)
         place = last.place_in(turn.prompt) if last else None
         last = turn
         if place is None:
@@ -236,34 +235,8 @@ def _behind_thought(said: str, thought: str, lead: str, place: str) -> int:
     return close.end()
 
 
-def _forms_of(value: Any) -> list[str]:
-    """How a template may write a value of a call's arguments."""
-    forms = [json.dumps(value, ensure_ascii=False), json.dumps(value), str(value)]
-    return [*forms, *(form[1:-1].strip() for form in forms[:2] if isinstance(value, str)), str(value).strip()]
-
-
-def _leaves(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [leaf for key, part in value.items() for leaf in (key, *_leaves(part))]
-    if isinstance(value, list):
-        return [leaf for part in value for leaf in _leaves(part)]
-    return [value]
-
-
 def _check_said(said: str, message: dict[str, Any], place: str) -> None:
-    """Raises LayoutError when a part of a message does not stand in its answer as the record has it."""
+    """Raise LayoutError when the thought or the content of a message does not stand in its answer as the record has it."""
     for name in ("reasoning_content", "content"):
         if message.get(name, "").strip() not in said:
             raise LayoutError(f"{place}.{name}: the chat template alters it")
-    for number, call in enumerate(message.get("tool_calls", [])):
-        for leaf in (call["function"]["name"], *_leaves(call["function"]["arguments"])):
-            if not any(form in said for form in _forms_of(leaf)):
-                raise LayoutError(f"{place}.tool_calls[{number}]: the chat template alters it, or leaves out a part")
-
-
-def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:
-    """Raises LayoutError when what a tool returned does not stand in the prompt behind it."""
-    for number in numbers:
-        message = messages[number]
-        if message["role"] == "tool" and not any(form in prompt for form in _forms_of(message["content"].strip())):
-            raise LayoutError(f"messages[{number}].content: the chat template does not write this tool's result out")

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import escape
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from longspec.atomic_files import check_files, describe_files, files_below, fsync_path, read_json, sha256_file, write_manifest
-from longspec.data.hub.names import CARD, Source, UnavailableError, check_complete, choose, parse
+from longspec.data.hub.names import CARD, Source, UnavailableError, choose, matches, parse
 from longspec.data.read.source_files import ARCHIVE, kind_of
 from longspec.shown import FULL, brief
 
@@ -70,11 +70,7 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
     with _hub() as api:
         commit = api.dataset_info(source.repository, revision=revision).sha
         entries = list(api.list_repo_tree(source.repository, recursive=True, revision=commit, repo_type="dataset"))
-    found = [entry for entry in entries if hasattr(entry, "blob_id")]  # the others are folders
-    for entry in found:
-        if PurePosixPath(entry.path).is_absolute() or ".." in PurePosixPath(entry.path).parts:
-            raise ValueError(f"{source.text}: the name {entry.path!r} leads out of the repository")
-    return commit, {entry.path: entry for entry in found}
+    return commit, {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}  # the others are folders
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
@@ -131,7 +127,7 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
     wanted = {name: remote for name, remote in files.items() if not _is_copied(folder / name, remote)}
     for name in wanted:
         path, before = folder / name, old.get("files", {}).get(f"{FILES}/{name}", {})
-        if path.exists() and (old.get("commit") == BY_HAND or sha256_file(path) != before.get("sha256")):
+        if path.exists() and sha256_file(path) != before.get("sha256"):
             raise ValueError(f"{path}: its bytes are not those of commit {commit}; move it away and fetch again")
         path.unlink(missing_ok=True)
     if wanted:
@@ -140,15 +136,13 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
 
 
 def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """The files of a name among those that are there, none where nothing is. Raises UnavailableError where some are not."""
+    """The files of a name among those that are there."""
     known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
-    found = set(files_below(folder))
-    if not found:
-        return []
+    found = sorted(files_below(folder))
+    if source.file:
+        return _readable([name for name in found if matches(source, name)])
     # Offline a split's files are not known: all files placed here count, but not those that another source has left.
-    chosen = choose(source, sorted(found), "") if source.file else sorted(found - known - {CARD})
-    check_complete(source, chosen)
-    return _readable(chosen)
+    return _readable([name for name in found if name not in known and name != CARD])
 
 
 def make(text: str, revision: str, out: Path) -> Manifest:
@@ -179,20 +173,13 @@ def make(text: str, revision: str, out: Path) -> Manifest:
         if kept and not missing:
             LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
             return kept
-        unnamed = source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"
-        asked = missing or names or [unnamed]
-        asked = [*asked[:3], f"{len(asked) - 3} more"] if len(asked) > 3 else asked
+        asked = missing or names or [source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"]
         page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{source.repository}/tree/{revision}"
-        fix = f"place {', '.join(asked)} from {page} in {folder}/, under the same paths, then run the same command again"
-        if kept or (folder / UNFINISHED).exists():
-            note = f"after an interrupted download remove {folder / UNFINISHED} too"
-            raise ValueError(f"{text}: {fault}; {fix} ({note})") from fault
-        try:
-            names = _placed_by_hand(source, folder, old)
-        except UnavailableError as lacking:
-            raise ValueError(f"{text}: {fault}; {fix}; now: {lacking}") from fault
+        fix = f"place {brief(', '.join(asked))} from {page} in {folder}/, under the same paths, then run the same command again"
+        # What an interrupted download has left was not placed by hand.
+        names = [] if kept or (folder / UNFINISHED).exists() else _placed_by_hand(source, folder, old)
         if not names:
-            raise ValueError(f"{text}: {fault}; {fix}") from fault
+            raise ValueError(f"{text}: {fault}; {fix}; after an interrupted download remove {folder / UNFINISHED}") from fault
         LOG.warning("%s: %s; taking what was placed by hand: %s", text, fault, ", ".join(names))
         return _write(out, source, revision, BY_HAND, names, kept)
 

@@ -1,6 +1,5 @@
 """Names of datasets on the Hugging Face hub, and which files of a repository a name stands for."""
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +10,6 @@ from longspec.shown import brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
-NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
 
 
 class UnavailableError(ValueError):
@@ -70,8 +68,8 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
         return [Path(path).relative_to(root).as_posix() for path in splits[split]]
 
 
-def _matches(source: Source, name: str) -> bool:
-    """Whether a path is one that the name's file stands for; * does not cross a slash."""
+def matches(source: Source, name: str) -> bool:
+    """Tell whether a path is one that the name's file stands for; * does not cross a slash."""
     pattern, parts = source.file.split("/"), name.split("/")
     return name == source.file or (len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)))
 
@@ -83,18 +81,7 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
     """
     if not source.file:
         return sorted(_split_files(source, names, card))
-    chosen = [name for name in sorted(names) if _matches(source, name)]
+    chosen = [name for name in sorted(names) if matches(source, name)]
     if not chosen:
         raise UnavailableError(f"there is no file '{source.file}' in it")
     return chosen
-
-
-def check_complete(source: Source, names: list[str]) -> None:
-    """Refuse a numbered set (x-00000-of-00048.parquet, ...) of which some are not there, for files placed by hand."""
-    there = set(names)
-    for found in {(found[1], found[3]): found for found in map(NUMBERED.match, names) if found}.values():
-        start, digits, total, rest = found[1], len(found[2]), found[3], found.string[found.end() :]
-        wanted = [f"{start}{number:0{digits}d}-of-{total}{rest}" for number in range(int(total))]
-        lacking = [name for name in wanted if name not in there and (not source.file or _matches(source, name))]
-        if lacking:
-            raise UnavailableError(f"of the {total} files {start}*-of-{total}* these are missing: {', '.join(lacking)}")

@@ -3,7 +3,6 @@
 Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 """
 
-import mmap
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -82,13 +81,10 @@ class TokenShards:
 
     def __init__(self, manifest_paths: list[Path]) -> None:
         self.manifests = [read_json(path) for path in manifest_paths]
-        self._maps = []
         batches = []
         for path, manifest in zip(manifest_paths, self.manifests, strict=True):
             check_files(path.parent, manifest["files"], path, once=True)
-            with path.with_suffix(".arrow").open("rb") as handle:
-                self._maps.append(mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ))
-            reader = pa.ipc.open_file(pa.py_buffer(self._maps[-1]))
+            reader = pa.ipc.open_file(pa.memory_map(str(path.with_suffix(".arrow"))))
             batches += [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._offsets = [view(batch.column(0).offsets) for batch in batches]
         # Views of the files, made once: making one takes longer than copying a short document.
@@ -105,11 +101,6 @@ class TokenShards:
         place, offsets = number - self._first[at], self._offsets[at]
         window = slice(offsets[place], offsets[place + 1])
         return self._ids[at][window], self._masks[at][window]
-
-    def release(self) -> None:
-        """Let go of the pages that were read: they stay in the system's cache, but count no longer as this process's."""
-        for each in self._maps:
-            each.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True)

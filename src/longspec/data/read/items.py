@@ -4,7 +4,7 @@ rejects.jsonl has each fault with its place, rejects.raw the original bytes to c
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +18,7 @@ from longspec.data.read.record_checks import RecordError
 
 ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
 MAX_REASON_CHARACTERS = 300  # characters of a reason: it may quote the record
-MAX_REASONS = 1000  # counted one by one; the rest counts as other reasons
 MAX_SUMMARY_ROWS = 20  # reasons in a manifest
-OTHER_REASONS = ("", "other reasons")  # field and reason of all that are not counted one by one
 _NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
@@ -32,7 +30,7 @@ class Item:
     line: int  # of JSON Lines; in every other kind of file the number of the record; from 1
     key: bytes  # decides whether it is held out
     record: dict[str, Any] | None
-    original: Iterable[bytes] = ()  # as it stands in the file; once the next item is asked for it is gone
+    original: bytes = b""  # as it stands in the file; nothing of one that is too large
     error: RecordError | None = None
 
 
@@ -61,56 +59,32 @@ def _short(text: str) -> str:
 
 
 class Rejects:
-    """Writes the rejects of a dataset. `rejected`: how many records; `notes`: what was unusual, but read."""
+    """Writes the rejects of a dataset. `rejected`: how many records."""
 
     def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
         self._rows, self._originals = rows, originals
         self._item: Item | None = None
-        self._place = {"offset": 0, "bytes": 0}  # of its original bytes
-        self._written, self._ends_line = 0, True
-        self._reasons: dict[tuple[str, str], dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
+        self._place: dict[str, int] = {}  # of its original bytes
+        self._reasons: dict[str, dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
         self.rejected = 0
-        self.notes: list[dict[str, Any]] = []
 
     def add(self, item: Item, fault: RecordError) -> None:
-        """Write down a fault. Several of one item (a flattened list's) share its original bytes."""
+        """Write down a fault. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
         if item is not self._item:
-            self._item, self._place = item, self._keep(item)
+            self._item, self._place = item, {"offset": self._originals.tell(), "bytes": len(item.original)}
+            self._originals.write(item.original if item.original.endswith(b"\n") else item.original + b"\n")
         self.rejected += 1
         row = {"file": item.file, "line": item.line, "field": _short(fault.field), "reason": _short(fault.reason)}
-        self._count(row)
-        self._rows.write(row | {"outcome": "rejected"} | self._place)
-
-    def note(self, note: Note) -> None:
-        """Write down what was read without loss."""
-        row = {"file": note.file, "line": note.line, "field": "line", "reason": note.reason, "count": note.count}
-        self.notes.append(row)
-        self._rows.write(row | {"outcome": "kept", "offset": None, "bytes": 0})
-
-    def _keep(self, item: Item) -> dict[str, int]:
-        """Copy an item's original bytes, on a line of their own; their place."""
-        if not self._ends_line:
-            self._written += self._originals.write(b"\n")
-        start = self._written
-        for piece in item.original:
-            self._written += self._originals.write(piece)
-            self._ends_line = piece.endswith(b"\n")
-        return {"offset": start, "bytes": self._written - start}
-
-    def _count(self, row: dict[str, Any]) -> None:
-        names = row["field"], row["reason"]
-        key = (_NUMBER.sub("\0", names[0]), _NUMBER.sub("\0", names[1]))
-        if key not in self._reasons and len(self._reasons) >= MAX_REASONS:
-            key = names = OTHER_REASONS
-        first = {"field": names[0], "reason": names[1], "count": 0, "file": row["file"], "line": row["line"]}
-        self._reasons.setdefault(key, first)["count"] += 1
+        kind = _NUMBER.sub("\0", f"{row['field']}: {row['reason']}")
+        self._reasons.setdefault(kind, row | {"count": 0})["count"] += 1
+        self._rows.write(row | self._place)
 
     def summary(self) -> list[dict[str, Any]]:
         """Return the reasons by frequency, each as its first record has it, with that one's place; the rarest in one row."""
         rows = sorted(self._reasons.values(), key=lambda row: -row["count"])
         if rest := rows[MAX_SUMMARY_ROWS:]:
             count = sum(row["count"] for row in rest)
-            rows[MAX_SUMMARY_ROWS:] = [rest[0] | {"field": OTHER_REASONS[0], "reason": OTHER_REASONS[1], "count": count}]
+            rows[MAX_SUMMARY_ROWS:] = [rest[0] | {"field": "", "reason": "other reasons", "count": count}]
         return rows
 
 

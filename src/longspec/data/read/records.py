@@ -35,13 +35,10 @@ ROLES = dict.fromkeys(("system", "developer"), "system") | dict.fromkeys(("user"
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "assistant")
 ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
-CALLS = ("tool_calls", "function_call")  # the second for one call, as OpenAI wrote it first
-UNREAD = ("refusal", "audio", "images")  # fields of a message that say something which nobody lays out
+UNREAD = ("refusal", "audio", "images", CALL)  # fields of a message that say something which nobody lays out
 BESIDE = ("tools", "chat_template_kwargs", "train_thoughts")  # fields of a record beside its conversation
 COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
-# Every field by which a format is recognised or which it reads.
-FIELDS = ("source", "article", "abstract", *CONVERSATIONS, "problem", "qwq", "text", "target", *COMPLETION, *BESIDE)
 ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
 ARXIV_REQUEST = "Please summarize the following article: "
 
@@ -101,7 +98,7 @@ def _joined(parts: list[Any], place: str) -> str:
 
 def _message(turn: Any, place: str) -> Message:
     role, what = role_of(turn, place)
-    for name in UNREAD if role == "assistant" else (*UNREAD, *CALLS, *THOUGHTS):
+    for name in UNREAD if role == "assistant" else (*UNREAD, "tool_calls", *THOUGHTS):
         if turn.get(name):
             raise RecordError(f"{place}.{name}", "says something that is not laid out and would be lost")
     content, field = turn.get(what), f"{place}.{what}"
@@ -120,12 +117,11 @@ def _message(turn: Any, place: str) -> Message:
 
 def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
     """A message of the assistant; its content may be missing where it calls tools."""
-    given, field = {name: turn[name] for name in CALLS if turn.get(name)}, f"{place}.{what}"
+    field = f"{place}.{what}"
     if CALL in (turn.get("from"), turn.get("role")):
-        given[what], content = check_text(content, field), ""
-    if len(given) > 1:
-        raise RecordError(f"{place}.{CALLS[1]}", f"stands beside {next(iter(given))}; a message calls its tools in one field")
-    calls = [call for name, value in given.items() for call in read_calls(value, f"{place}.{name}")]
+        calls, content = read_calls(check_text(content, field), field), ""
+    else:
+        calls = read_calls(turn["tool_calls"], f"{place}.tool_calls") if turn.get("tool_calls") else []
     message: Message = {"role": "assistant"}
     message["content"] = check_characters(content or "", field) if calls else check_text(content, field)
     thoughts = {check_characters(turn[name], f"{place}.{name}") for name in THOUGHTS if turn.get(name)}
@@ -137,18 +133,6 @@ def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Messag
     if calls:
         message["tool_calls"] = calls
     return message
-
-
-def _check_results(messages: list[Message], field: str) -> None:
-    """Raise RecordError for a tool's message that answers no call, by its place or by its id."""
-    ids: list[str | None] = []
-    for number, message in enumerate(messages):
-        if message["role"] != "tool":
-            ids = [call.get("id") for call in message.get("tool_calls", [])]
-            continue
-        name = message.get("tool_call_id")
-        if not ids or (name is not None and None not in ids and name not in ids):
-            raise RecordError(f"{field}[{number}]", "is a tool's message, but no call before it asked for it")
 
 
 def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
@@ -166,14 +150,11 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
         raise RecordError(
             f"{field}[{first}]", "begins the conversation as an assistant message that nothing asked for; see start_at"
         )
-    _check_results(messages, field)
     return Chat(messages)
 
 
 def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
-    if not any(name in record for name in BESIDE) and chat.is_plain:
-        return chat
     trained = record.get("train_thoughts")
     if not isinstance(trained, bool | None):
         raise RecordError("train_thoughts", f"must be true or false, is {kind(trained)}")
@@ -247,8 +228,6 @@ def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Tex
     for name in CONVERSATIONS:
         if name in there:
             return _with_beside(record, _conversation(record[name], name, unanswered))
-    if source == "tulu-v2":
-        raise RecordError("conversation", "is missing or null, though source is 'tulu-v2'")
     if there & {"problem", "qwq"}:
         return _with_beside(record, _pair(record, "problem", "qwq", unanswered))
     if "text" in there or source in ("code", "book"):
@@ -257,9 +236,6 @@ def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Tex
         return _target(record)
     if there.issuperset(COMPLETION) or (unanswered and "prompt" in there):
         return _with_beside(record, _completion(record, unanswered))
-    for name in ("text", "target", "problem", "qwq", *CONVERSATIONS):
-        if name in record:
-            raise RecordError(name, "is null")
     pairs = "problem + qwq, prompt + completion, article + abstract of source 'arxiv'"
     known = f"text, target, {', '.join(CONVERSATIONS)}, {pairs}"
-    raise RecordError("record", f"fits no known format (fields: {', '.join(record) or 'none'}; known: {known})")
+    raise RecordError("record", f"fits no known format (fields: {', '.join(sorted(there)) or 'none'}; known: {known})")

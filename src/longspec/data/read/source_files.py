@@ -12,7 +12,6 @@ import io
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 
 from longspec import jsonl
@@ -26,17 +25,17 @@ KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
 HOLDS_NONE = "the file holds no record"
-SPACE = " \t\r\n"
+SPACE = b" \t\r\n"
 # A string, up to the end of the text where it goes on there, or a mark by which the end of a value is found.
 _MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
 
 
 def files_of(source: str | list[str]) -> list[Path]:
-    """Return the files that a path, a glob or a list of these names, sorted.
+    """Return the files that a path, a glob or a list of these names, sorted, each once.
 
-    Raises ValueError for a name without a file, a folder, a file of no known kind, and one that is named twice.
+    Raises ValueError for a name without a file, a folder, and a file of no known kind.
     """
-    found: list[Path] = []
+    found: set[Path] = set()
     for name in [source] if isinstance(source, str) else source:
         if Path(name).is_dir():
             raise ValueError(f"{one_line(name)}: is a folder; name its files, for instance {one_line(Path(name))}/*.jsonl")
@@ -44,13 +43,9 @@ def files_of(source: str | list[str]) -> list[Path]:
         some = [name] if Path(name).is_file() else glob.glob(name, recursive=True)  # noqa: PTH207
         if not some:
             raise ValueError(f"{one_line(name)}: no such file; a data source is stdlib, puzzles, hf:<name> or files: {KNOWN}")
-        found += (Path(each) for each in some if not Path(each).is_dir())
+        found |= {Path(each) for each in some if not Path(each).is_dir()}
     for path in found:
         kind_of(path)
-        if not path.is_file():  # a glob finds these too, and opening a pipe would wait for ever
-            raise ValueError(f"{one_line(path)}: is no regular file (a broken link, a pipe, a device); mend or remove it")
-        if found.count(path) > 1:
-            raise ValueError(f"{one_line(path)}: named twice in {one_line(source)}; its records would count twice")
     return sorted(found)
 
 
@@ -63,28 +58,26 @@ def kind_of(path: Path) -> tuple[str, str]:
     return kind, compression
 
 
-def read(path: Path, limit: int, asked: set[str] | None = None) -> Iterator[Item | Note]:
+def read(path: Path, limit: int) -> Iterator[Item | Note]:
     """Yield all items of a file, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
 
-    `asked`: the fields that anybody looks at, None for all; only the Parquet reader treats others differently. Raises
-    ValueError for a file that is cut off or corrupt between records.
+    Raises ValueError for a file that is cut off or corrupt between records.
     """
     kind, compression = kind_of(path)
     notes = Notes()
     if kind == ".parquet":
         from longspec.data.read import parquet  # not above: Snakemake imports this module for every plan, and needs no pyarrow
 
-        yield from parquet.read(path, limit, asked, notes)
+        yield from parquet.read(path, limit, notes)
     else:
         with _open_bytes(path, compression) as handle:
             is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
-            items = (_values if is_array else _lines)(path, handle, limit, notes)
-            for at, item in enumerate(items):
-                if at == 0 and item.error and kind == ".json" and not is_array:  # perhaps an object over several lines
-                    told = f"{path}: line {item.line}: {item.error.reason}, and the file is no array"
-                    fix = "write an array of objects, or one object a line (jq -c . FILE > FILE.jsonl)"
-                    raise ValueError(f"{told}; {fix}, or it is compressed or not UTF-8")
+            records = 0
+            for item in (_values if is_array else _lines)(path, handle, limit):
+                records += 1
                 yield item
+            if not records:
+                notes.add(path, HOLDS_NONE, 1)
     yield from notes.values()
 
 
@@ -93,8 +86,6 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
     """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
     import pyarrow as pa  # not above, as in `read`
 
-    if compression and not path.stat().st_size:
-        raise ValueError(f"{path}: is empty, which no compressed file is; get it again")
     try:
         # pyarrow's streams, unlike the zstandard library's, raise an error for a stream that is cut off.
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:
@@ -107,37 +98,26 @@ def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "
     """`content`: the original without what stands around a record; `cut`: what is added to its fault."""
     content = content.removeprefix(BOM)
     try:
-        return Item(str(path), number, content, jsonl.parse(content), (original,))
+        return Item(str(path), number, content, jsonl.parse(content), original)
     except ValueError as error:
-        return Item(str(path), number, content, None, (original,), RecordError("line", f"{error}{cut}"))
+        return Item(str(path), number, content, None, original, RecordError("line", f"{error}{cut}"))
 
 
-def _lines(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> Iterator[Item]:
-    number = records = 0
+def _lines(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
+    number = 0
     while line := handle.readline(limit + 1):
         number += 1
         if len(line) > limit:
-            records, rest = records + 1, _rest_of_line(handle, line)
+            while line and not line.endswith(b"\n"):
+                line = handle.readline(PIECE)
             fault = RecordError("line", f"is longer than {limit / 1e6:g} MB (max_line_mb)")
-            yield Item(str(path), number, b"", None, chain([line], rest), fault)
-            for _ in rest:  # what nobody asked for
-                pass
-            continue
-        if not line.strip(b" \t\r\n"):
-            continue
-        records += 1
-        cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this line"
-        yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
-    if not records:
-        notes.add(path, HOLDS_NONE, number)
+            yield Item(str(path), number, b"", None, error=fault)
+        elif line.strip(SPACE):
+            cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this line"
+            yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
 
 
-def _rest_of_line(handle: io.BufferedReader, piece: bytes) -> Iterator[bytes]:
-    while not piece.endswith(b"\n") and (piece := handle.readline(PIECE)):
-        yield piece
-
-
-def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> Iterator[Item]:
+def _values(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
     """The values of a JSON array; one that is broken, or no object, is a fault of its own.
 
     Raises ValueError where no value ends within `limit` bytes, and for text behind the array: nobody knows how many records
@@ -152,7 +132,7 @@ def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> 
         if end is None and len(buffer) - at <= limit and (more := text.read(max(PIECE, len(buffer) - at))):
             buffer, at = buffer[at:] + more, 0
             continue
-        original = buffer[at:end].strip(SPACE).encode("utf-8", "surrogateescape")
+        original = buffer[at:end].encode("utf-8", "surrogateescape").strip(SPACE)
         if end is None or len(original) > limit:
             raise ValueError(
                 f"{path}: record {number + 1}: lacks a quote or bracket, is longer than {limit / 1e6:g} MB "
@@ -160,7 +140,6 @@ def _values(path: Path, handle: io.BufferedReader, limit: int, notes: Notes) -> 
             )
         at = end + 1
         if not original and not number and buffer[end] == "]":
-            notes.add(path, HOLDS_NONE, number)
             break
         number += 1
         yield _item(path, number, original, original)

@@ -4,17 +4,17 @@ A dataset of which too much is rejected is refused: its rejects are left to look
 """
 
 import hashlib
-import math
 from collections.abc import Iterable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import jsonlines
+from tqdm import tqdm
 
 from longspec import jsonl
 from longspec.atomic_files import new_file, remove_strays
-from longspec.data import Progress
 from longspec.data.align import pipeline
 from longspec.data.align.fields import Record
 from longspec.data.read.items import ORIGINALS, ROWS, Item, Note, Rejects, open_rejects
@@ -26,7 +26,6 @@ from longspec.shown import ManyLinesError
 UNANSWERED = "unanswered"
 KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
-UNWRITABLE = (ValueError, TypeError, RecursionError)  # what the encoder raises, before anything is written
 
 
 class RefusedError(ManyLinesError):
@@ -41,19 +40,7 @@ def is_held_out(key: bytes, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
 
 
-def _unwritable(record: Record) -> RecordError:
-    """The fault of a record that JSON cannot hold, with its first such field."""
-    for field, value in record.items():
-        try:
-            jsonl.encode(value)
-        except UNWRITABLE as error:
-            return RecordError(field, f"JSON cannot hold it: {error}")
-    return RecordError("record", "JSON cannot hold it")
-
-
-def sort(
-    name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, progress: Progress = None
-) -> dict[str, Any]:
+def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path) -> dict[str, Any]:
     """Write OUTPUTS beside the manifest `out`, which is removed then: it tells of other files.
 
     Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
@@ -62,7 +49,7 @@ def sort(
     remove_strays(out, *(out.parent / file for file in OUTPUTS))
     with open_rejects(out.parent) as rejects:
         try:
-            return _write(name, settings, items, out, rejects, progress)
+            return _write(name, settings, items, out, rejects)
         except RefusedError as error:
             refused = error
             for file in (out.name, *KEPT.values()):
@@ -70,9 +57,7 @@ def sort(
     raise refused
 
 
-def _write(
-    name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, rejects: Rejects, progress: Progress
-) -> dict[str, Any]:
+def _write(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, rejects: Rejects) -> dict[str, Any]:
     """Sort everything into the files of `KEPT`, which appear when it is done."""
     aligners = pipeline.parse(name, settings.get("align", []))
 
@@ -82,30 +67,27 @@ def _write(
 
     # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
-    counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
+    counts, read, notes = dict.fromkeys((*KEPT, "filtered"), 0), 0, []
     with ExitStack() as stack:
         writers = {}
         for place, file in KEPT.items():
             beside = stack.enter_context(new_file(out.parent / file))
             writers[place] = stack.enter_context(jsonlines.open(beside, mode="w", dumps=jsonl.encode))
-        for item in items:
+        for item in tqdm(items, desc=name, disable=None):
             if isinstance(item, Note):
-                rejects.note(item)
+                notes.append(asdict(item))
                 continue
             read += 1
             place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
-            for outcome in _outcomes(item, steps):
-                if isinstance(outcome, dict):
-                    try:
-                        writers[place].write(outcome)
-                    except UNWRITABLE:
-                        outcome = _unwritable(outcome)
+            # Records in a known format, faults, None for each that is filtered out.
+            for outcome in [item.error] if item.record is None else pipeline.apply(steps, item.record):
                 if isinstance(outcome, RecordError):
                     rejects.add(item, outcome)
+                elif outcome is None:
+                    counts["filtered"] += 1
                 else:
-                    counts["filtered" if outcome is None else place] += 1
-            if progress:
-                progress(1)
+                    writers[place].write(outcome)
+                    counts[place] += 1
         made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
         records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
         if read + made != sum(counts.values()) + rejects.rejected:
@@ -114,12 +96,7 @@ def _write(
         # From here on the folder changes: a manifest of the old files must not stand beside new ones.
         out.unlink(missing_ok=True)
     tallies = {each.key: dict(each.tally) for each in aligners}
-    return {"records": records, "rejects": rejects.summary(), "notes": rejects.notes, "align": tallies}
-
-
-def _outcomes(item: Item, steps: list[pipeline.Aligner]) -> Iterable[Record | RecordError | None]:
-    """The results of an item: records in a known format, faults, None for each that is filtered out."""
-    return [item.error] if item.error or item.record is None else pipeline.apply(steps, item.record)
+    return {"records": records, "rejects": rejects.summary(), "notes": notes, "align": tallies}
 
 
 def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:
@@ -127,8 +104,7 @@ def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str
     allowed = settings.get("max_rejected", 1)
     if rejected > allowed * total:
         why = f"{rejected:,} of {total:,} records rejected, more than max_rejected allows ({allowed:.2%})"
-        share = math.ceil(rejected / total * 100) / 100
-        fix = f"Correct them, or align them (data.{name}.align), or allow more: data.{name}.max_rejected: {share:g}"
+        fix = f"Correct them, or align them (data.{name}.align), or allow more (data.{name}.max_rejected)"
     elif not records["train"]:
         why = f"no record left to train on: {records}"
         fix = f"Correct the source, or its settings under data.{name}"
