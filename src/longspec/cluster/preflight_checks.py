@@ -11,7 +11,7 @@ import torch
 
 from longspec.distributed import share_global_batch, sharing_ranks
 from longspec.models.target import resolve_dtype
-from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, explain_out_of_memory, gib, peak, setup_of
+from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, estimate, gib, out_of_memory, peak, setup_of
 from longspec.train.estimate.plan import disk_bytes, read_target
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -99,7 +99,7 @@ def check_memory(facts: list[Facts], setups: dict[str, Setup]) -> Finding:
         device = min(each.memory for each in facts) if on_gpu else host // ranks
         here, there = peak(items), peak(items, on_host=True) * ranks
         if here > device:
-            return Finding(FAIL, f"stage {stage}: {explain_out_of_memory(setup, device)}", "change one of these settings")
+            return Finding(FAIL, f"stage {stage}: {out_of_memory(setup, device)}", "change one of these settings")
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
             return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
