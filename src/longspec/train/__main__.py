@@ -192,7 +192,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 stop.begin_part()
                 meter.phases.now(SAVE)
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
-                state |= {"trackers": trackers.state(), "identity": identity}
+                state |= {"trackers": trackers.ids, "identity": identity}
                 sync = metrics.sync if metrics else lambda: None
                 size = save_load.save(engine, folder, state, ranks, status.check_owner, sync)
                 if ranks.is_main:
