@@ -14,7 +14,7 @@ from torch import nn
 
 from longspec import jsonl
 from longspec.config import Runtime
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks
 from longspec.methods import measures_target
 from longspec.stopwatch import Stopwatch
 from longspec.train.estimate import flops
@@ -34,37 +34,23 @@ def _finite(value: Any) -> Any:
 class Metrics:
     """One line a step in a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
-    A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
     `check` is called before each write, and does not return when another job writes there.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
         jsonl.write(path, [row for row in whole_lines(path) if row["step"] <= resumed_step])
-        self.path, self.check, self.handle = path, check, path.open("ab", buffering=0)
-        self.waiting = b""
+        self.path, self.check, self.handle = path, check, path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
         """Add one step's numbers; one that is not finite is written as null, since JSON knows no other."""
-        self.waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        try:
-            self._write()
-        except OSError as fault:
-            log(f"WARNING {self.path}: {fault}: {len(self.waiting)} bytes of it wait in memory")
-
-    def _write(self) -> None:
-        """Write what waits, as far as there is room."""
-        while self.waiting:
-            self.check()
-            self.waiting = self.waiting[self.handle.write(self.waiting) :]
+        self.check()
+        self.handle.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
+        self.handle.flush()
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done. Raises OSError for a full disk."""
-        try:
-            self._write()
-            os.fsync(self.handle.fileno())
-        except OSError as fault:
-            raise OSError(fault.errno, f"{self.path}: {fault.strerror}") from fault
+        """Have the lines on the disk before a checkpoint says that their steps are done."""
+        os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:
         """Copy the whole record to its final name."""

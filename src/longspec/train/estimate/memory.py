@@ -5,7 +5,7 @@ feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, 
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,7 +30,10 @@ OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
-CHUNK = 4096  # what is proposed for runtime.target_chunk
+WAYS_OUT = (
+    f"runtime.micro_batch: 1; runtime.target: {PARTITIONED} or {TENSOR_PARALLEL}; runtime.target_chunk: 4096; "
+    "runtime.deepspeed: zero_stage 3, offload_optimizer cpu; a shorter recipe.data.sequence_length; more processes"
+)
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
 
 
@@ -252,33 +255,11 @@ def table(setup: Setup) -> str:
     return "\n".join(lines)
 
 
-def alternatives(setup: Setup) -> list[tuple[str, int]]:
-    """Return switches that lower the device's peak, each with the peak it alone leads to, the best first."""
-    half, found = setup.sequence_length // 2, []
-    changes: dict[str, dict[str, Any]] = {
-        "runtime.micro_batch: 1": {"micro_batch": 1},
-        f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
-        f"runtime.target: {TENSOR_PARALLEL}": {"target": TENSOR_PARALLEL},
-        f"runtime.target_chunk: {CHUNK}": {"target_chunk": CHUNK},
-        "runtime.deepspeed.zero_stage: 3": {"zero_stage": 3},
-        "runtime.deepspeed.offload_optimizer: cpu": {"offload": "cpu", "zero_stage": max(1, setup.zero_stage)},
-        f"recipe.data.sequence_length: {half}, with data packed for it": {"sequence_length": half},
-        f"{2 * setup.world_size} processes": {"world_size": 2 * setup.world_size},
-    }
-    for text, change in changes.items():
-        then = replace(setup, **change)
-        possible = then.target != TENSOR_PARALLEL or heads_of_rank(then.config, then.world_size)
-        if possible and peak(estimate(then)) < 0.99 * peak(estimate(setup)):
-            found.append((text, peak(estimate(then))))
-    return sorted(found, key=lambda pair: pair[1])
-
-
 def out_of_memory(setup: Setup, available: int) -> str:
     """Return how much is needed and how much there is, and what to change."""
-    options = "; ".join(f"{text} (then {gib(then)})" for text, then in alternatives(setup))
     return (
         f"out of memory: a micro batch of {setup.micro_batch} x {setup.sequence_length} tokens needs about "
-        f"{gib(peak(estimate(setup)))} of this device's {gib(available)}. Change one or several of: {options}"
+        f"{gib(peak(estimate(setup)))} of this device's {gib(available)}. Change one or several of: {WAYS_OUT}"
     )
 
 
