@@ -70,9 +70,8 @@ def test_quantized_weights_are_refused_with_what_to_do(tmp_path: Path, kind: str
     """By the plan, when the target is taken, and when it is loaded."""
     source = write_config(tmp_path / "target", model_type="qwen2", quantization_config=QUANTIZED[kind])
     message = rf"config\.json: quantization_config: quantized .* \({kind}\): .*; give the folder of the original weights"
-    with pytest.raises(ValueError, match=message) as refused:
+    with pytest.raises(ValueError, match=message):
         check_target(KEY, model(source), NOWHERE)
-    assert ("FineGrainedFP8Config(dequantize=True)" in str(refused.value)) is (kind == "fp8")
     with pytest.raises(ValueError, match=message):
         check_folder(Path(source))
     with pytest.raises(ValueError, match=message):
