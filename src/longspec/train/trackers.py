@@ -132,7 +132,7 @@ TRACKERS: dict[str, Callable[[dict[str, Any], Path, int], Any]] = {
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return what was measured of a row by the names trackers group it under: train/loss, phases/data."""
+    """Return what was measured of a row by the names trackers group it under: train/loss, held_out/loss."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         flat |= {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {f"train/{name}": value}
