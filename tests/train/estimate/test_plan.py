@@ -15,7 +15,6 @@ from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
-from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
@@ -85,22 +84,21 @@ def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixtu
         assert needs["memory_mb"] == pytest.approx(ranks * (on_host + 6 * 2**30) / 1e6, abs=1)
 
 
-def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents and labels of real rows, here all of them."""
+def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:
+    """Labels and documents of real rows, each counted."""
     data, (recipe, runtime) = PackedRows(corpus.answers), frozen(folder)
-    monkeypatch.setattr(plan, "SAMPLE", len(data))
-    rows = plan.counted_rows(corpus.answers)
-    labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
-    assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
-    made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
+    made = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.answers), 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
-    head = glide_method.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_llm_loss=True)[1]
-    assert made.operations.head == pytest.approx(head * 4 / len(data))
+    method, settings = method_of(recipe)
+    labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
+    shape = (LENGTH * len(data), flops.document_lengths(data, range(len(data))), labels)
+    whole = flops.operations(TARGET, method, settings, *shape, with_llm_loss=True)
+    assert made.operations == pytest.approx([4 * part / len(data) for part in whole], rel=0.1)
 
 
 def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     recipe, runtime = frozen(folder)
-    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH, 1), 1, torch.device("cpu")).setup
+    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH), 1, torch.device("cpu")).setup
     state = GlideLayer(TARGET).state_dict()
     write_draft(folder / "draft", published_layout(state), {})
     files = sum(path.stat().st_size for path in (folder / "draft").iterdir())
@@ -160,7 +158,7 @@ def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
     recipe, runtime = frozen(folder)
     recipe = copy.deepcopy(recipe)
     recipe._set_flag("readonly", False)
-    full, tenth = Rows(400, [LENGTH], 40, 1), Rows(100, [LENGTH], 4, 1)
+    full, tenth = Rows(400, [LENGTH], 40), Rows(100, [LENGTH], 4)
     alone = plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"))
     recipe.data.replay = {"base": 0.5}
     equal, sparse = (

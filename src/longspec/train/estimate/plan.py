@@ -19,7 +19,7 @@ import torch
 from longspec.atomic_files import read_json
 from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, States, load
 from longspec.data.layout_tally import unlike_served_warning
-from longspec.data.pack.arrow_shards import PackedRows, count_labels
+from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
@@ -32,7 +32,6 @@ from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, estimate, gib, out_of_memory, peak, setup_of, table
 
 TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
-SAMPLE = 256  # rows that stand for all when documents are counted
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
@@ -43,12 +42,11 @@ RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batche
 
 @dataclass(frozen=True)
 class Rows:
-    """Counts of the rows that a stage trains on: `number` of all; `sampled` of them hold `documents` and `labels`."""
+    """How many rows a stage trains on, and of a row like all of them the lengths of its documents and its labels."""
 
     number: int
-    documents: list[int]  # their lengths
+    documents: list[int]
     labels: int
-    sampled: int
 
 
 @dataclass(frozen=True)
@@ -78,16 +76,15 @@ def read_target(name: str) -> Any:
 
 
 def counted_rows(manifest: Path) -> Rows:
-    """Count packed data: some rows, spread evenly, stand for all."""
-    rows = PackedRows(manifest)
-    numbers = np.linspace(0, len(rows) - 1, min(SAMPLE, len(rows))).astype(int)
-    labels = count_labels(rows.find, numbers)
-    return Rows(len(rows), flops.document_lengths(rows, numbers), labels, len(numbers))
+    """Return packed data: a row has as many documents, each as long, and as many labels as they have on average."""
+    counted = PackedRows(manifest).manifest
+    number, pieces = counted["rows"], counted["pieces"]
+    return Rows(number, [counted["tokens"] // pieces] * round(pieces / number), max(1, counted["labels"] // number))
 
 
 def whole_rows(number: int, length: int) -> Rows:
     """Return rows of one document each, every token trained: the most they can cost."""
-    return Rows(number, [length], length - 1, 1)
+    return Rows(number, [length], length - 1)
 
 
 def disk_bytes(setup: Setup) -> int:
@@ -115,7 +112,7 @@ def plan_stage(
     sources = [rows, *((replayed or {}).get(name, rows) for name, _ in replay)]
     shares = [1 - sum(share for _, share in replay), *(share for _, share in replay)]
     # Of each source, to be a row of a global batch.
-    chance = chances([each.sampled for each in sources], [max(1, each.labels) for each in sources], shares) if replay else [1.0]
+    chance = chances([1] * len(sources), [each.labels for each in sources], shares)
     schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0)
     steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
@@ -124,15 +121,13 @@ def plan_stage(
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     measured = measures_target(recipe, runtime)
     of_sources = np.array([_operations(setup, each, recipe.states, with_llm_loss=measured) for each in sources])
-    weights = [recipe.global_batch * part / each.sampled for part, each in zip(chance, sources, strict=True)]
-    operations = flops.Operations(*map(float, weights @ of_sources))
+    operations = flops.Operations(*map(float, recipe.global_batch * np.array(chance) @ of_sources))
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup))
 
 
 def _operations(setup: Setup, rows: Rows, states: States, *, with_llm_loss: bool) -> flops.Operations:
-    """Return the operations over the sampled rows."""
-    tokens = rows.sampled * setup.sequence_length
-    of = (setup.config, setup.method, setup.settings, tokens, rows.documents, rows.labels, states)
+    """Return the operations of one row."""
+    of = (setup.config, setup.method, setup.settings, setup.sequence_length, rows.documents, rows.labels, states)
     return flops.operations(*of, with_llm_loss=with_llm_loss)
 
 
@@ -146,7 +141,7 @@ def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folde
         reads = setup.method.reads(setup.config, setup.settings, with_llm_loss=held_out)
         return bytes_a_token(stored_tensors(reads, states.dtype, states.top_k))
 
-    target = _operations(setup, rows, States(), with_llm_loss=False).target * rows.number / rows.sampled
+    target = _operations(setup, rows, States(), with_llm_loss=False).target * rows.number
     held_out = runtime.held_out_rows if runtime.held_out_every else 0
     disk = setup.sequence_length * (rows.number * token_bytes(held_out=False) + held_out * token_bytes(held_out=True))
     place = folder.resolve()
