@@ -86,19 +86,6 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def stat_of(process: object) -> list[str]:
-    """Return the fields of a process in /proc/PID/stat (man proc): its state, its parent and so on; [] when it has ended.
-
-    A zombie, which has ended but whose parent has not read its exit code yet, counts as ended.
-    """
-    try:
-        # The second field is the command's name in brackets, which may hold anything.
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] == "Z" else fields
-
-
 def log(message: str, ranks: Ranks | None = None) -> None:
     """Print one line with the time of day, from rank 0 alone unless no ranks are given.
 

@@ -143,14 +143,11 @@ def main(argv: list[str]) -> int:
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if options.plain and options.ranks * options.nodes == 1:
         os.execve(sys.executable, [sys.executable, "-m", *options.module], environment)
-    try:
-        log = new_log(options.log) if options.log else None
-        with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
-            try:
-                return run(options, environment, log, output)
-            except ValueError as error:
-                for place in (output, sys.stderr) if log else (sys.stderr,):
-                    print(f"error: {one_line(error)}", file=place)
-    except OSError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+    log = new_log(options.log) if options.log else None
+    with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
+        try:
+            return run(options, environment, log, output)
+        except (ValueError, OSError) as error:
+            for place in (output, sys.stderr) if log else (sys.stderr,):
+                print(f"error: {one_line(error)}", file=place)
     return 1

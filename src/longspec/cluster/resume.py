@@ -15,7 +15,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from longspec.atomic_files import read_json_object, write_json
-from longspec.distributed import stat_of
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
@@ -28,8 +27,10 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 def _began(pid: int) -> str:
     """Return when a process of this machine's present run began, in ticks of its clock; empty when it is no more."""
-    fields = stat_of(pid)
-    return f"{BOOT_ID.read_text().strip()} {fields[19]}" if fields else ""
+    with suppress(OSError):
+        # Behind the command's name in brackets, which may hold anything (man proc).
+        return f"{BOOT_ID.read_text().strip()} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return ""
 
 
 def note_controller(folder: Path) -> None:
