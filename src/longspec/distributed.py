@@ -87,13 +87,9 @@ def die_with_parent() -> None:
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:
-    """Print one line with the time of day, from rank 0 alone unless no ranks are given.
-
-    A full disk under the log ends no job: a line that could not be written comes with the next one.
-    """
+    """Print one line with the time of day, from rank 0 alone unless no ranks are given."""
     if ranks is None or ranks.is_main:
-        with suppress(OSError):
-            print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
 
 
 def end_at_once(code: int) -> NoReturn:

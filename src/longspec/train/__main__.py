@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
 from typing import Any
 
 from longspec.distributed import (
@@ -241,12 +240,6 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     return 0 if done or not ranks.is_main else os.EX_TEMPFAIL
 
 
-def print_error(words: str) -> None:
-    """Write to stderr at once."""
-    with suppress(OSError):  # a full disk under the log
-        print(words, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
     if sys.argv[1:2] == ["plan"]:
@@ -263,11 +256,11 @@ def main() -> None:
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
         write_error_file(error, ranks, known=True)
-        print_error(f"error: {one_line(error)}")
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     except Exception as error:
         write_error_file(error, ranks, known=False)
-        print_error(traceback.format_exc().rstrip())
+        print(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         code = 1
     finally:
         if lease is not None:
