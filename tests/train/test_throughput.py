@@ -1,8 +1,7 @@
-"""A row's derived numbers, against simulation, closed forms and the operating system."""
+"""A row's derived numbers, against closed forms and the operating system."""
 
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -14,15 +13,9 @@ from longspec.data.replay import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
-from longspec.train.metrics import Meter, expected_tokens
+from longspec.train.metrics import Meter
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
-
-
-def test_expected_tokens_of_independent_guesses() -> None:
-    right = np.random.default_rng(0).random((200_000, 4)) < 0.6
-    accepted = np.cumprod(right, axis=1).sum(axis=1)
-    assert expected_tokens(0.6, 4) == pytest.approx(1 + accepted.mean(), abs=0.02)
 
 
 def test_a_rows_numbers(corpus: Corpus) -> None:
@@ -33,7 +26,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
     meter = Meter(batches, SimpleNamespace(config=config), runtime, ranks, torch.device("cpu"), torch.float32)
-    row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5, "agreement": 0.5})
+    row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
     documents = flops.document_lengths(rows, numbers)
     assert sum(documents) < 6 * rows.sequence_length  # some padding
@@ -44,5 +37,4 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     assert row["flops"] == expected
     assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
     assert row["tokens_per_second"] == 400.0
-    assert row["expected_tokens"] == expected_tokens(0.5, recipe.draft.lag)
     assert row["peak_rss_bytes"] > 2**20

@@ -64,15 +64,6 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def expected_tokens(agreement: float | None, drafted: int) -> float | None:
-    """Return the tokens that a round of greedy decoding is expected to yield with a chain of `drafted` tokens, and one more.
-
-    1 + a + ... + a^n. An estimate: it takes every drafted token to be accepted with the same probability a, whatever happened
-    to those before it, and a is measured on the training text, with the target's states hidden by one lag.
-    """
-    return None if agreement is None else sum(agreement**place for place in range(drafted + 1))
-
-
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return this rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
     if device.type == "cuda":
@@ -99,7 +90,7 @@ class Meter:
         return flops.operations(*of, with_llm_loss=measures_target(batches.recipe, self.runtime))
 
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return what is added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+        """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
 
         `flops` and `mfu` count the model's own operations.
         """
@@ -108,6 +99,5 @@ class Meter:
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
             "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
-            "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
             **peak_memory(self.device),
         }
