@@ -78,23 +78,16 @@ class Job:
     data: Path
     overrides: list[str] = field(default_factory=list)
     launcher: list[str] = field(default_factory=lambda: PLAIN)
-    base: list[str] = field(default_factory=lambda: RECIPE)
-    init_weights: Path | None = None
-    vocabulary: Path | None = None
-    replay: dict[str, Path] = field(default_factory=dict)
     began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
-        config = compose("train", [*self.base, *self.overrides])
+        config = compose("train", [*RECIPE, *self.overrides])
         write_text(self.out / "recipe.yaml", to_yaml(config.recipe))
         write_text(self.out / "runtime.yaml", to_yaml(config.runtime))
 
     def command(self) -> list[str]:
         files = {"recipe": self.out / "recipe.yaml", "runtime": self.out / "runtime.yaml", "target": self.target}
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
-        options += [] if self.init_weights is None else [f"--init-weights={self.init_weights}"]
-        options += [] if self.vocabulary is None else [f"--vocabulary={self.vocabulary}"]
-        options += ["--replay", *(f"{name}={rows}" for name, rows in self.replay.items())] if self.replay else []
         module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
         return [*self.launcher, *module, *options]
 
@@ -130,10 +123,6 @@ class Job:
     def step(self) -> int:
         """The last step written down."""
         return len(self.written())
-
-    def seconds(self) -> float:
-        """How long that step took."""
-        return self.written()[-1]["seconds"]
 
     def wait_for(self, step: int, process: subprocess.Popen[str]) -> None:
         self.wait_until(lambda: self.step() >= step, process)

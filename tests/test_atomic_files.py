@@ -101,15 +101,12 @@ def test_files_are_held_against_their_manifest(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"1234")
     files = describe_files(tmp_path, ["x"])
     check_files(tmp_path, files)
-    (tmp_path / "x").write_bytes(b"1235")
-    with pytest.raises(ValueError, match="SHA-256 differs"):
-        check_files(tmp_path, files)
-    (tmp_path / "x").write_bytes(b"123")
-    with pytest.raises(ValueError, match="3 bytes, its manifest says 4"):
-        check_files(tmp_path, files)
-    (tmp_path / "x").unlink()
-    with pytest.raises(ValueError, match="missing"):
-        check_files(tmp_path, files)
+    for content, told in ((b"1235", "SHA-256"), (b"123", "3 bytes, its manifest says 4"), (None, "missing")):
+        (tmp_path / "x").unlink()
+        if content is not None:
+            (tmp_path / "x").write_bytes(content)
+        with pytest.raises(ValueError, match=f"x: .*{told}"):
+            check_files(tmp_path, files)
 
 
 def counting_hashes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -150,27 +147,21 @@ def test_a_file_of_another_time_is_hashed_older_or_newer(
         checked_file(manifest, "x")
 
 
-def test_a_file_without_a_hash_is_held_against_what_was_seen_first(tmp_path: Path) -> None:
-    """Manifests of earlier versions list weights by size alone. A manifest holds no times: two machines' are equal."""
+def test_what_was_seen_stands_beside_the_manifest_and_may_be_torn(tmp_path: Path) -> None:
+    """A manifest holds no times: two machines' are equal."""
     (tmp_path / "x").write_bytes(b"1234")
     manifest = tmp_path / "manifest.json"
-    write_json(manifest, {"path": str(tmp_path), "files": {"x": {"bytes": 4}}})
+    write_json(manifest, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
     before = manifest.read_bytes()
-    assert checked_folder(manifest) == str(tmp_path)
-    (tmp_path / "x").write_bytes(b"1235")
-    os.utime(tmp_path / "x", (1, 1))
-    with pytest.raises(ValueError, match="x: its SHA-256 differs"):
-        checked_folder(manifest)
+    for seen in ('{"x": 3', "[]"):
+        manifest.with_name(".manifest.json.seen").write_text(seen)
+        assert checked_folder(manifest) == str(tmp_path)
     assert manifest.read_bytes() == before
-    manifest.with_name(".manifest.json.seen").write_text('{"x": 3')  # torn: nothing was seen
-    assert checked_folder(manifest) == str(tmp_path)
 
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"a\.json: no such file; make it first, or correct the path"):
         read_json(tmp_path / "a.json")
-    with pytest.raises(ValueError, match=r"no such file; make it first: snakemake data/states/x/manifest\.json, and .*, or"):
-        read_json(Path("data/states/x/manifest.json"))
     for content, place in ((b"{\n1", "line 2: "), (b"\xff", ""), (b"[" * 10**5, ""), (b"[" + b"1" * 5000 + b"]", "")):
         (tmp_path / "a.json").write_bytes(content)
         with pytest.raises(ValueError, match=rf"a\.json: {place}not valid JSON"):

@@ -22,11 +22,6 @@ def test_expected_tokens_of_equal_shares_are_the_geometric_sum(share: float) -> 
     assert geometric(share, 7).expected_tokens() == pytest.approx(closed, rel=1e-5)
 
 
-def test_tokens_behind_one_that_is_never_kept_bring_nothing() -> None:
-    held = ChainAcceptance(0.0, ((9, 10), (0, 9), (0, 0), (0, 0)))
-    assert held.expected_tokens() == pytest.approx([1.9, 1.9, 1.9, 1.9])
-
-
 def test_counts_of_texts_are_added_up() -> None:
     assert pooled(0.0, [[[3, 4], [1, 3]], [[2, 6], [2, 2]]]) == ChainAcceptance(0.0, ((5, 10), (3, 5)))
 
@@ -51,11 +46,6 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{}, {"chains": [3]}, {"chains": [], "trees": [[2, 4]]}])
 def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path, content: Any) -> None:
-    """The advice works: without the file there is no error."""
-    path = tmp_path / chain_length.FILE
-    write_json(path, content)
-    with pytest.raises(ValueError, match="remove the file") as error:
+    write_json(tmp_path / chain_length.FILE, content)
+    with pytest.raises(ValueError, match=rf"{chain_length.FILE}: .* remove the file"):
         read_acceptance(tmp_path)
-    assert str(error.value).startswith(f"{path}: is no acceptance by position and tree (")
-    path.unlink()
-    assert read_acceptance(tmp_path) == ()

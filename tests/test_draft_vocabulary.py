@@ -33,19 +33,12 @@ def test_it_is_read_back_as_it_was(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"ids": [3, 0]}, "ids: must be tokens 0 to 7 of the target, ascending, each once; count it again by python -m"),
-        ({"ids": [3, 8]}, "ids: must be tokens 0 to 7"),
-        ({"ids": [True, 3]}, "ids: must be tokens 0 to 7"),
-        ({"ids": "0 3"}, "ids: not as a draft vocabulary has it; count it again"),
-        ({"tokenizer": None}, "tokenizer: not as a draft vocabulary has it"),
-        ({"coverage": {"base": 0.5}}, "coverage: must be shares from 0 to 1, that of all rows as 'all'; count it again"),
-    ],
+    ("key", "value"),
+    [("ids", [3, 0]), ("ids", [3, 8]), ("ids", [True, 3]), ("ids", "0 3"), ("tokenizer", None), ("coverage", {"base": 0.5})],
 )
-def test_strange_ones_are_refused(path: Path, changed: dict[str, Any], message: str) -> None:
-    write_json(path, read_json(path) | changed)
-    with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
+def test_strange_ones_are_refused(path: Path, key: str, value: Any) -> None:
+    write_json(path, read_json(path) | {key: value})
+    with pytest.raises(ValueError, match=re.escape(f"{path}: {key}: ")):
         read_draft_vocabulary(path)
 
 
@@ -62,26 +55,15 @@ def test_a_target_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
     held = DraftVocabulary((0, 3), 8, str(own), {"all": 1.0})
     for known in (own, None):
         held.check_tokens("v.json", 8, "target", known)
-    fix = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
-    told = f"v.json: tokenizer: {str(own)[:12]}, a vocabulary of another tokenizer than target, {str(other)[:12]}: "
-    with pytest.raises(ValueError, match=re.escape(f"{told}its numbers are other tokens there; {fix}")):
+    with pytest.raises(ValueError, match=r"^v\.json: tokenizer: "):
         held.check_tokens("v.json", 8, "target", other)
-    with pytest.raises(ValueError, match=re.escape(f"v.json: size: of a target of 8 tokens, target has 9; {fix}")):
+    with pytest.raises(ValueError, match=r"^v\.json: size: "):
         held.check_tokens("v.json", 9, "target", own)
 
 
 def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
     glide, eagle3 = (compose_stage(*each, "base").recipe for each in (("demo", "base"), ("demo-eagle3", "ttt")))
     assert vocabulary_for(glide, None) is None
-    size = eagle3.method.vocabulary
-    for recipe, given, message in (
-        (glide, path, f"{path}: this recipe's draft proposes all of the target's tokens; leave the draft vocabulary out"),
-        (
-            eagle3,
-            None,
-            f"draft vocabulary: missing; recipe.method.vocabulary is {size}: give draft_vocabulary_{size}.json by",
-        ),
-        (eagle3, path, f"{path}: ids: are 3, recipe.method.vocabulary is {size}; count it again"),
-    ):
-        with pytest.raises(ValueError, match=re.escape(message)):
+    for recipe, given, told in ((glide, path, "leave the draft"), (eagle3, None, "missing"), (eagle3, path, "ids: are 3")):
+        with pytest.raises(ValueError, match=told):
             vocabulary_for(recipe, given)

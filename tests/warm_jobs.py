@@ -33,7 +33,7 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POPEN = subprocess.Popen
 # What starts a job's ranks: the processes that it starts are forks of it. DeepSpeed's ranks know theirs by its command line.
-LAUNCHERS = ("longspec.cluster", "longspec.cluster.torchrun")
+LAUNCHERS = ("longspec.cluster",)
 VERBS = ("longspec.train",)
 # Imported by a job when it knows its verb, its method and its target.
 LATE = (

@@ -17,7 +17,6 @@ from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
 HASHING = 4  # files that are hashed at a time
-MADE = ("data", "models", "results")  # where the workflow's own files lie, as paths name them
 
 
 def sha256_file(path: Path) -> str:
@@ -123,9 +122,7 @@ def write_json(path: Path, content: Any) -> None:
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
     if not path.is_file():
-        command = f": {join(['snakemake', str(path)])}, and --config 'runs=[...]' where config/workflow.yaml has other runs"
-        how = command if next(iter(path.parts), "") in MADE else ""
-        raise ValueError(f"{path}: no such file; make it first{how}, or correct the path")
+        raise ValueError(f"{path}: no such file; make it first, or correct the path")
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # also no UTF-8, a number of thousands of digits, nesting without an end
@@ -202,7 +199,7 @@ def check_files(
 
     manifest: of these files, where its job makes them again once it is gone, which the message then says, or `advice`. once:
     files of a size and time at which they were whole before are not hashed again; any other time, older or newer, has them
-    hashed. A file that its manifest lists without a hash is held against the one it had when it was first seen.
+    hashed.
     """
     seen = _seen(manifest) if manifest and once else {}
     advice = advice or (f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again")
@@ -211,14 +208,13 @@ def check_files(
         path = folder / name
         if not path.is_file():
             raise ValueError(f"{path}: missing, though its manifest lists it; {advice}")
-        stamp, known = _stamp(path), seen.get(name)
+        stamp, wanted = _stamp(path), expected.get("sha256")
         if stamp[0] != expected["bytes"]:
             raise ValueError(f"{path}: {stamp[0]} bytes, its manifest says {expected['bytes']}; torn or edited; {advice}")
-        wanted = expected.get("sha256") or (known and known[2])
-        if (known and known == [*stamp, wanted]) or (wanted is None and not once):
+        if wanted is None or seen.get(name) == [*stamp, wanted]:
             continue
         found[name] = [*stamp, sha256_file(path)]
-        if wanted not in (None, found[name][2]):
+        if found[name][2] != wanted:
             raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited; {advice}")
     if manifest and once and found:
         _note_seen(manifest, found)

@@ -86,27 +86,10 @@ def die_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def stat_of(process: object) -> list[str]:
-    """Return the fields of a process in /proc/PID/stat (man proc): its state, its parent and so on; [] when it has ended.
-
-    A zombie, which has ended but whose parent has not read its exit code yet, counts as ended.
-    """
-    try:
-        # The second field is the command's name in brackets, which may hold anything.
-        fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return []
-    return [] if fields[0] == "Z" else fields
-
-
 def log(message: str, ranks: Ranks | None = None) -> None:
-    """Print one line with the time of day, from rank 0 alone unless no ranks are given.
-
-    A full disk under the log ends no job: a line that could not be written comes with the next one.
-    """
+    """Print one line with the time of day, from rank 0 alone unless no ranks are given."""
     if ranks is None or ranks.is_main:
-        with suppress(OSError):
-            print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
+        print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
 
 
 def end_at_once(code: int) -> NoReturn:

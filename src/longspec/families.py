@@ -10,16 +10,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gpt_oss"
 # transformers' model type of a GGUF file's general.architecture, of those that targets are made of.
 OF_GGUF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
-_WITH_IMAGES = "it reads images too; there are drafts for targets of text alone"
-REFUSED = {  # model type -> why there is no draft for it
-    "gemma2": "its logits and attention scores are capped, which neither losses nor attention do here",
-    "gemma3": _WITH_IMAGES,
-    "gemma3_text": "its layers rotate in two ways, and a draft's config.json has one rotation",
-    "llama4": _WITH_IMAGES,
-    "mistral3": _WITH_IMAGES,
-    "qwen3_next": "most of its layers hold a state in place of keys and values, which cannot take back rejected tokens",
-}
-
 # How transformers' plans split a family's layers over ranks, where not as those of most: some heads and some columns each.
 UNSPLIT = ("gpt_oss",)  # there is no plan
 WHOLE_HEADS = ("phi3", "olmo2")  # each rank has the keys and values of all heads
@@ -29,28 +19,13 @@ WHOLE_HEADS = ("phi3", "olmo2")  # each rank has the keys and values of all head
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 QUANTIZED = ("quantization_config", "compression_config")  # keys of config.json; the second: of older compressed-tensors
-_IN_BFLOAT16 = (
-    "give the folder of the original weights in bfloat16, such as save_pretrained writes, where the package accelerate is "
-    "installed, after from_pretrained with quantization_config="
-)
-UNQUANTIZED = {  # quant_method -> what to do where the published weights may be quantized ones alone
-    "fp8": f"{_IN_BFLOAT16}FineGrainedFP8Config(dequantize=True)",
-    "mxfp4": f"{_IN_BFLOAT16}Mxfp4Config(dequantize=True)",
-    "gguf": "give the .gguf file itself as recipe.model.source",
-}
-
-
-def why_refused(model_type: Any) -> str:
-    """Return the reason why there is no draft for a family, behind a colon; empty where none is known."""
-    return f": {REFUSED[model_type]}" if model_type in REFUSED else ""
 
 
 def check_family(model_type: Any, path: object) -> None:
-    """Raise ValueError, with the reason where it is known and those that are supported, for another model type than theirs."""
+    """Raise ValueError, with those that are supported, for another model type than theirs."""
     if model_type not in FAMILIES:
-        raise ValueError(
-            f"{path}: model_type {model_type!r} is not supported{why_refused(model_type)}; supported are {', '.join(FAMILIES)}"
-        )
+        known = ", ".join(FAMILIES)
+        raise ValueError(f"{path}: model_type {model_type!r} is not supported (see docs/families.md); supported are {known}")
 
 
 def check_target(config: Any, path: object) -> None:
@@ -66,14 +41,14 @@ def check_target(config: Any, path: object) -> None:
 
 
 def check_not_quantized(content: Mapping[str, Any], path: object) -> None:
-    """Raise ValueError, with what to do instead, for the content of a config.json whose weights are quantized."""
+    """Raise ValueError for the content of a config.json whose weights are quantized."""
     for key in QUANTIZED:
-        if (told := content.get(key)) is not None:
-            method = told.get("quant_method") if isinstance(told, dict) else getattr(told, "quant_method", None)
-            method = str(getattr(method, "value", method) or "of no quant_method")
+        if (found := content.get(key)) is not None:
+            method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)
+            kind = getattr(method, "value", method) or "of no quant_method"
             raise ValueError(
-                f"{path}: {key}: quantized targets are not supported ({method}): a frozen target's head and layers are read as "
-                f"plain matrices here; {UNQUANTIZED.get(method, 'give the folder of the original weights')}"
+                f"{path}: {key}: quantized targets are not supported ({kind}): a frozen target's head and layers are read as "
+                "plain matrices here; give the folder of the original weights, or make it as docs/families.md shows"
             )
 
 

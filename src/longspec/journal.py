@@ -4,13 +4,12 @@ The first line says what they were made with; lines of anything else are never t
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from longspec import jsonl
-from longspec.distributed import Ranks, log
+from longspec.distributed import ALONE, Ranks, log
 
 Identity = dict[str, Any]
 Line = dict[str, Any]
@@ -24,76 +23,65 @@ def unfinished(out: Path) -> Path:
 class Journal(AbstractContextManager["Journal"]):
     """A file of lines that grows line by line; `lines` are those it held when it was opened.
 
-    A last line that was torn by the end of its process is left out. Lines reach the disk with sync() or whenever the system
-    writes them: those that a power cut loses are made again. of: whose lines they are, for the log. aside: whether a file of
-    lines that were made otherwise stays, under another name. Raises ValueError with file and line for any other line that
-    cannot be read.
+    Ranks make the same lines: rank 0 writes them, and all go on from what the file held. A last line that was torn by the end
+    of its process is left out. Lines reach the disk with sync() or whenever the system writes them: those that a power cut
+    loses are made again. of: whose lines they are, for the log. aside: whether a file of lines that were made otherwise stays,
+    under another name. Raises ValueError with file and line for any other line that cannot be read.
     """
 
-    def __init__(self, path: Path, identity: Identity, of: str = "an unfinished evaluation", *, aside: bool = False) -> None:
-        self.path, self.lines = path, _lines_of(path, identity, of)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if self.lines is None:
-            if aside and path.exists():
-                other = path.with_suffix(f".{path.stat().st_mtime_ns}{path.suffix}")
-                path.rename(other)
-                log(f"{other}: has these lines; remove it when nobody wants them")
-            path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
-            self.lines = []
+    def __init__(
+        self,
+        path: Path,
+        identity: Identity,
+        ranks: Ranks = ALONE,
+        *,
+        of: str = "an unfinished evaluation",
+        aside: bool = False,
+    ) -> None:
+        self.path = path
+        self._handle: TextIO | None = None  # on rank 0
+        if ranks.world_size == 1:
+            self.lines = self._open(identity, of, aside=aside)
         else:
-            with path.open("r+b") as handle:  # cut behind its last line end
+            from longspec.process_group import of_first_rank  # torch, which a single process may do without
+
+            self.lines = of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
+
+    def _open(self, identity: Identity, of: str, *, aside: bool) -> list[Line]:
+        lines = _lines_of(self.path, identity, of)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if lines is None:
+            if aside and self.path.exists():
+                other = self.path.with_suffix(f".{self.path.stat().st_mtime_ns}{self.path.suffix}")
+                self.path.rename(other)
+                log(f"{other}: has these lines; remove it when nobody wants them")
+            self.path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
+        else:
+            with self.path.open("r+b") as handle:  # cut behind its last line end
                 handle.truncate(handle.read().rfind(b"\n") + 1)
-        self._handle = path.open("a", encoding="utf-8")
+        self._handle = self.path.open("a", encoding="utf-8")
+        return lines or []
 
     def __exit__(self, *_: object) -> None:
-        self._handle.close()
+        if self._handle:
+            self._handle.close()
 
     def append(self, line: Line) -> None:
         """Add a line."""
-        self._handle.write(jsonl.encode(line) + "\n")
-        self._handle.flush()
+        if self._handle:
+            self._handle.write(jsonl.encode(line) + "\n")
+            self._handle.flush()
 
     def sync(self) -> None:
         """Have all lines on the disk."""
-        os.fsync(self._handle.fileno())
+        if self._handle:
+            os.fsync(self._handle.fileno())
 
     def remove(self) -> None:
         """The file is no longer needed."""
-        self._handle.close()
-        self.path.unlink()
-
-
-class Followed:
-    """A journal as it is for ranks that make the same lines as the one that writes them: they add nothing to it."""
-
-    def __init__(self, path: Path, lines: list[Line]) -> None:
-        self.path, self.lines = path, lines
-
-    def append(self, line: Line) -> None:
-        """Nothing to do."""
-
-    def sync(self) -> None:
-        """Nothing to do."""
-
-    def remove(self) -> None:
-        """Nothing to do."""
-
-
-@contextmanager
-def journal_of(path: Path, identity: Identity, ranks: Ranks, **options: Any) -> Iterator[Journal | Followed]:
-    """The journal of ranks that make the same lines: rank 0 writes it, and all go on from what it held.
-
-    options: as of Journal.
-    """
-    if ranks.world_size == 1:
-        with Journal(path, identity, **options) as journal:
-            yield journal
-        return
-    from longspec.process_group import of_first_rank  # torch, which a single process may do without
-
-    with Journal(path, identity, **options) if ranks.is_main else nullcontext() as written:
-        lines = of_first_rank(lambda: written.lines if written else [], ranks)
-        yield written or Followed(path, lines or [])
+        if self._handle:
+            self._handle.close()
+            self.path.unlink()
 
 
 def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:

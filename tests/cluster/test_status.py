@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from longspec.atomic_files import write_json
 from longspec.cluster import stages, status
@@ -143,14 +142,11 @@ ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
         ("stopped", {"job": "11", "released": True}, "", "stopped"),
         ("failed", {"job": "11", "released": True}, "", "failed"),
         ("failed", ALIVE, queued("11", "RUNNING"), "running"),  # the next attempt has begun and not written yet
-        ("running", ALIVE, queued("11", "RUNNING"), "running"),
         ("running", {"job": None}, "", "running"),
         ("running", {"job": None, "ago": 300.0}, "", "silent"),
         ("running", GONE, QUEUED, "queued"),
         ("running", GONE, queued("11", "RUNNING"), "silent"),  # hung, or a machine's clock is wrong
         ("running", ALIVE, None, "running"),
-        ("running", {"job": "11", "released": True}, "", "silent"),
-        ("running", None, "", "silent"),
     ],
 )
 def test_states(
@@ -175,17 +171,7 @@ def test_the_trainers_own_lease(project: Path, capsys: pytest.CaptureFixture[str
     assert found()["base"].state == "running"
     assert f"process {os.getpid()}" in table(capsys)
     lease.release()
-    assert found()["base"].state == "silent"
-
-
-def test_a_job_that_ended_without_a_word(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("11", 300)
-    text = table(capsys)
-    assert (
-        f"{made.name} ended without a word or hangs after step 30 of 100, nothing heard of it for 5 min; the next attempt"
-        in text
-    )
-    assert "no log of it was found" in text
+    assert "base ended without a word or hangs after step 3 of 10" in table(capsys)
 
 
 def test_what_a_job_did_after_its_checkpoint_does_not_count_once_it_is_gone(project: Path) -> None:
@@ -212,18 +198,8 @@ def test_why_a_stage_failed_and_where_its_log_is(project: Path, capsys: pytest.C
     assert line_of(made, text) == "long failed 10/40 25% - - 10, 4 min ago 2 11 ended"
 
 
-def test_no_slurm_is_a_dash_and_a_footnote(
-    project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Made(project, "base").told("running", 3, 10).held("11")
-    monkeypatch.setenv("PATH", "/nowhere")
-    text = table(capsys)
-    assert "11 -" in text
-    assert "Slurm's own states are not known: there is no squeue on the PATH" in text
-
-
 def test_files_that_are_written_at_this_moment_or_torn(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a long record the end is read; a damaged slot is passed over, and a damaged status is named."""
+    """Of a long record the end is read; a damaged slot or status is passed over."""
     made = Made(project, "base").trained(3000).saved(5, 4000, slot="last_2").held(None, 300)
     metrics = made.folder / "checkpoints/metrics.jsonl"
     assert metrics.stat().st_size > 2 * stages.TAIL_BYTES
@@ -237,19 +213,7 @@ def test_files_that_are_written_at_this_moment_or_torn(project: Path, capsys: py
     (made.folder / "status.json").write_text('{"state": "run')
     (made.folder / LEASE).unlink()
     (made.folder / LEASE).mkdir()  # to open it is an OSError, as where this user may not read it
-    text = table(capsys)
-    assert line_of(made, text).startswith("base stopped 5/4000")
-    assert "status.json: line 1: not valid JSON" in text
-    assert f"Is a directory: 'results/{made.name}/{LEASE}'" in text
-
-
-def test_a_narrow_terminal_cuts_nothing_off(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = Made(project, "base").told("running", 20, 100).trained(30).saved(20, 100).held("14711")
-    status.render(stages.find(project / "results"), Console(width=80))
-    text = capsys.readouterr().out
-    assert made.name.rsplit("/", 1)[0] in text
-    assert "…" not in text
-    assert "14711" in text
+    assert line_of(made, table(capsys)).startswith("base stopped 5/4000")
 
 
 def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,12 +6,10 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from longspec.config import Recipe, load
 from longspec.data import tokenize
@@ -22,7 +20,7 @@ from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
-from tests.jobs import Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
+from tests.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]
@@ -182,33 +180,18 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
         torch.testing.assert_close(other, losses[0], rtol=2e-4, atol=2e-4)
 
 
-def test_the_target_is_not_in_a_checkpoint(whole: Job) -> None:
-    """Float32 weights and two moments of the draft alone, and little else."""
-    slot = whole.out / "checkpoints/last"
-    keys = set(load_file(slot / "rank_00000.safetensors"))
-    assert {key.split("|")[1] for key in keys} == {f"draft_model.{name}" for name in weights(whole)}
-    state = 3 * 4 * sum(tensor.numel() for tensor in weights(whole).values())
-    assert state < sum(path.stat().st_size for path in slot.rglob("*")) < state + 60_000
-
-
 def test_published_experiment_by_hand_under_each_launcher(tmp_path: Path, root: Path, target: Path, corpus: Corpus) -> None:
-    """Plain python, torchrun, and the deepspeed launcher, which adds --local_rank."""
+    """Plain python, and the deepspeed launcher, which adds --local_rank."""
     command = ["-cp", str(root / "config/exp"), "-cn", "qwq_glide_8gpu_slim6b_sinkpi-slicing"]
     command += [f"files.target={target}", f"files.data={corpus.packed}", "files.init_weights=null"]
     command += ["recipe.global_batch=4", "recipe.steps=3", "recipe.data.sequence_length=48", "runtime.micro_batch=2"]
     command += ["recipe.data.overlong=split", "runtime.extract_at_end=false"]
-    starts = {
-        "plain": [sys.executable, "-m", "longspec.train"],
-        "torchrun": [*torchrun(2), "-m", "longspec.train"],
-        "deepspeed": [*deepspeed(2), "longspec.train"],
-    }
     losses = {}
-    for name, begin in starts.items():
+    for name, begin in (("plain", [*PLAIN, "-m", "longspec.train"]), ("deepspeed", [*deepspeed(2), "longspec.train"])):
         out = tmp_path / name
         text, code = finish(start([*begin, *command, f"files.out={out}"], out, cold=name == "deepspeed"))
         assert code == 0, text
         losses[name] = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
         assert (out / "recipe.yaml").exists()
     assert len(losses["plain"]) == 3
-    assert losses["torchrun"] == pytest.approx(losses["plain"], rel=2e-4)
-    assert losses["deepspeed"] == losses["torchrun"]
+    assert losses["deepspeed"] == pytest.approx(losses["plain"], rel=2e-4)

@@ -83,18 +83,6 @@ def test_an_error_of_the_thread_is_raised_by_the_batch_that_it_befell() -> None:
     assert not threads()
 
 
-def test_nothing_is_left_when_the_loop_ends_before_its_last_step() -> None:
-    """As when the job is to stop, while a batch is being read."""
-    held = Held()
-    held.let_go[0].set()
-    with reader_of(held, range(4)) as reader:
-        reader.take()
-        assert held.begun[1].wait(PATIENCE)
-        threading.Timer(0.05, held.let_go[1].set).start()  # after the block has begun to end, most likely
-    assert held.reads == [0, 1]
-    assert not threads()
-
-
 def test_batches_are_those_of_a_reader_without_a_thread(corpus: Corpus) -> None:
     """Of a rank of two, in the midst; the row numbers stay on the host as they are."""
     recipe = compose("train", RECIPE).recipe

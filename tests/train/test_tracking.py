@@ -136,8 +136,8 @@ def test_a_killed_and_resumed_run_is_one_curve_and_stays_offline(
 class Standin:
     """A service that lists what it was sent."""
 
-    def __init__(self, run: services.Run, known: int = 0, fails: tuple[int, ...] = ()) -> None:
-        self.run, self.known, self.fails = run, known, fails
+    def __init__(self, run: dict[str, Any], step: int, known: int = 0, fails: tuple[int, ...] = ()) -> None:
+        self.run, self.step, self.known, self.fails = run, step, known, fails
         self.sent: list[int] = []
         self.finished: list[bool] = []
 
@@ -162,7 +162,7 @@ def rows(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def use(monkeypatch: pytest.MonkeyPatch, **arguments: Any) -> None:
-    monkeypatch.setitem(services.TRACKERS, "tensorboard", lambda run: Standin(run, **arguments))
+    monkeypatch.setitem(services.TRACKERS, "tensorboard", lambda run, folder, step: Standin(run, step, **arguments))
 
 
 def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.Monk
             for row in rows(5, 8):
                 all_of.log(row)
         assert tracker.sent == list(range(known + 1, 9))
-        assert (tracker.run.id, tracker.run.step, tracker.finished) == ("id1", 4, [False])
+        assert (tracker.run["id"], tracker.step, tracker.finished) == ("id1", 4, [False])
 
 
 def test_a_failing_tracker_costs_its_numbers_alone(
@@ -193,9 +193,7 @@ def test_a_failing_tracker_costs_its_numbers_alone(
     with pytest.raises(KeyError):
         train()
     assert (tracker.sent, tracker.finished) == ([1, 4, 5], [True])
-    text = capsys.readouterr().out
-    assert text.count("ConnectionError: no route to host") == 1
-    assert "tensorboard: 2 calls failed" in text
+    assert capsys.readouterr().out.count("ConnectionError: no route to host") == 1  # the first
 
 
 def test_an_upload_that_never_ends_is_given_up(
@@ -208,23 +206,21 @@ def test_an_upload_that_never_ends_is_given_up(
     with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}):
         pass
     assert time.monotonic() - began < 30
-    assert "TimeoutError: not done after 0.2 s" in capsys.readouterr().out
+    assert "tensorboard is not done after 0.2 s" in capsys.readouterr().out
 
 
-def fake_wandb(monkeypatch: pytest.MonkeyPatch, *, key: bool, starting_step: int = 0) -> list[dict[str, Any]]:
-    """The documented surface of wandb that is used; what init was called with."""
-    module: Any = ModuleType("wandb")
+def fake_wandb(monkeypatch: pytest.MonkeyPatch, *, key: bool) -> list[dict[str, Any]]:
+    """The documented surface of wandb that is used, whose server holds 6 steps; what init was called with."""
     calls: list[dict[str, Any]] = []
 
     def init(**arguments: Any) -> Any:
-        calls.append(arguments)
-        run = SimpleNamespace(id=arguments["id"], url="https://server/run", dir=arguments["dir"], starting_step=starting_step)
-        run.sent = []
+        run = SimpleNamespace(id=arguments["id"], url="https://server/run", starting_step=7, sent=[])
         run.log = lambda numbers, step: run.sent.append(step)
         run.finish = lambda exit_code: None
-        arguments["run"] = run
+        calls.append(arguments | {"run": run})
         return run
 
+    module: Any = ModuleType("wandb")
     module.init, module.Settings = init, lambda **settings: settings
     module.login = lambda *, prompt, verify: key and not prompt
     monkeypatch.setitem(sys.modules, "wandb", module)
@@ -233,7 +229,7 @@ def fake_wandb(monkeypatch: pytest.MonkeyPatch, *, key: bool, starting_step: int
 
 def test_wandb_online_resumes_its_run_behind_the_servers_last_step(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The server holds steps 1..6, the checkpoint is of 4: 5 and 6 are not sent again, for it takes steps in order alone."""
-    calls = fake_wandb(monkeypatch, key=True, starting_step=7)
+    calls = fake_wandb(monkeypatch, key=True)
     with Trackers(
         runtime_of(report_to=["wandb"]), tmp_path / "a/b/c/d", MAIN, {"x": 1}, {"wandb": "id1"}, rows(1, 4)
     ) as all_of:
@@ -255,22 +251,15 @@ def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, 
 def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder of that name in the working directory is no package."""
     monkeypatch.setattr(services, "is_installed", lambda name: name != "wandb")
-    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb is not installed: pip install .*\[track\]"):
+    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb is not installed"):
         chosen(runtime_of(report_to=["wandb", "tensorboard"]))
-    (tmp_path / "nothing_of_this_name").mkdir()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.undo()
+    (tmp_path / "nothing_of_this_name").mkdir()
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert not services.is_installed("nothing_of_this_name")
 
 
 def test_what_was_not_measured_or_is_not_finite_is_left_out() -> None:
-    row = {
-        "step": 3,
-        "loss": 1.5,
-        "llm_loss": None,
-        "grad_norm": float("nan"),
-        "note": "x",
-        "phases": {"data": 1, "save": None},
-    }
+    parts = {"data": 1, "save": None}
+    row = {"step": 3, "loss": 1.5, "llm_loss": None, "grad_norm": float("nan"), "note": "x", "phases": parts}
     assert scalars(row) == {"train/loss": 1.5, "phases/data": 1.0}

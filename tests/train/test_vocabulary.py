@@ -53,10 +53,7 @@ def test_one_that_does_not_fit_is_refused(job: Job) -> None:
     path, rows = job.vocabulary, TrainedRows(PackedRows(job.data))
     assert path is not None
     whole = read_json(path)
-    for changed, message in (
-        ({"tokenizer": "u"}, f"{path}: tokenizer: u, a vocabulary of another tokenizer than {job.data}"),
-        ({"ids": [1, 4]}, f"{path}: ids: are 2, recipe.method.vocabulary is 3; count it again"),
-    ):
+    for changed, key in (({"tokenizer": "u"}, "tokenizer"), ({"ids": [1, 4]}, "recipe.method.vocabulary")):
         write_json(path, whole | changed)
-        with pytest.raises(ValueError, match=re.escape(message)):
+        with pytest.raises(ValueError, match=rf"{re.escape(str(path))}: .*{key}"):
             read_vocabulary(job, rows)

@@ -29,9 +29,9 @@ def main(out: Path, resumed: int, last: int, saved: int, number: int, kill: bool
             metrics.append(row)
             trackers.log(row)
             if step == saved:
-                state.write_text(json.dumps(trackers.state()))
+                state.write_text(json.dumps(trackers.ids))
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert trackers.lost == {"tensorboard": 0, "wandb": 0, "swanlab": 0}
+        assert not trackers.failed
         if kill:
             os.kill(os.getpid(), signal.SIGKILL)
 

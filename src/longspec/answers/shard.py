@@ -24,7 +24,7 @@ from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.read.records import RecordError
 from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
-from longspec.journal import Followed, Journal, journal_of
+from longspec.journal import Journal
 from longspec.lease import acquire
 from longspec.models.target_config import read_target_config
 from longspec.shown import duration
@@ -137,7 +137,7 @@ def make(
     conversations = read(raw, shard, num_shards, settings.cut)
     with _alone_in(out, ranks):
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
-        with journal_of(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
+        with Journal(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
             tally = _answer(conversations, journal, folder, settings, asker, endpoint, ranks)
         manifest = identity | tally.describe()
         if ranks.is_main:
@@ -163,7 +163,7 @@ def _alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
 
 def _answer(
     conversations: list[Conversation],
-    journal: Journal | Followed,
+    journal: Journal,
     target: Path,
     settings: Regenerate,
     asker: Asker,

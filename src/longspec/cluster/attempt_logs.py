@@ -2,12 +2,12 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from longspec.slurm import own_job
 
 LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)", re.MULTILINE)  # of a rank that knows why
-SILENT = re.compile(r"^error: rank \d+ on \S+ \(pid \d+\) (?:was killed by|ended without) .*", re.MULTILINE)  # by torchrun.py
 
 
 def attempts(log: Path) -> list[Path]:
@@ -45,17 +45,12 @@ def new_log(log: Path) -> Path:
 
 
 def last_words(text: str, errors: Path) -> str:
-    """Return why an attempt failed: the words of the rank that failed first, and a line for each rank that left none.
+    """Return why an attempt failed: the first rank's error.json, or the first error in the log.
 
-    Those words are the first rank's error.json, or the first error in the log. `errors` is torchrun's folder, in which each
-    rank of each machine that raises leaves error.json.
+    `errors` is torchrun's folder, in which each rank of each machine that raises leaves error.json.
     """
-    words = next((line[1] for line in LAST_LINE.finditer(text)), "")
-    # The last one read is the first by the file system's clock: those of two machines may differ.
-    for path in sorted(errors.rglob("error.json"), key=time_of, reverse=True):
-        try:
-            words = str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
-        except (ValueError, KeyError, TypeError):  # torn by the end of its machine
-            continue
-    silent = [line for line in SILENT.findall(text) if line != words]
-    return "\n".join(filter(None, [words, *silent]))
+    # The first by the file system's clock: those of two machines may differ.
+    for path in sorted(errors.rglob("error.json"), key=time_of):
+        with suppress(ValueError, KeyError, TypeError):  # torn by the end of its machine
+            return str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
+    return next((line[1] for line in LAST_LINE.finditer(text)), "")

@@ -28,7 +28,7 @@ from longspec.slurm import NoAnswerError, answer_of, ask_patiently, own_job, squ
 FIRST_PORT, PORTS = 20000, 10000
 PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
 OTHERS = 60  # seconds for the other nodes, when one has ended, to report why and to give the folder back
-MODULE = [sys.executable, "-m", "longspec.cluster.torchrun"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
 
 def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
     """Return the command that starts the ranks of one node."""
-    command = [*MODULE, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
+    command = [*TORCHRUN, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
     if errors is not None:
         command += [f"--log-dir={errors.resolve()}"]
     if options.nodes == 1:
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace, environment: dict[str, str], log: Path | No
     code = start(command, output, environment).wait()
     if log and errors:
         if code and (words := last_words(log.read_text(errors="replace"), errors)):
-            output.write(f"\nThis attempt ended:\n{words}\n")
+            output.write(f"\nThis attempt ended (torchrun's table above names the rank that failed first):\n{words}\n")
         shutil.rmtree(errors, ignore_errors=True)
     return 1 if code else 0
 
@@ -143,14 +143,11 @@ def main(argv: list[str]) -> int:
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     if options.plain and options.ranks * options.nodes == 1:
         os.execve(sys.executable, [sys.executable, "-m", *options.module], environment)
-    try:
-        log = new_log(options.log) if options.log else None
-        with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
-            try:
-                return run(options, environment, log, output)
-            except ValueError as error:
-                for place in (output, sys.stderr) if log else (sys.stderr,):
-                    print(f"error: {one_line(error)}", file=place)
-    except OSError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
+    log = new_log(options.log) if options.log else None
+    with log.open("a", encoding="utf-8") if log else nullcontext(sys.stdout) as output:
+        try:
+            return run(options, environment, log, output)
+        except (ValueError, OSError) as error:
+            for place in (output, sys.stderr) if log else (sys.stderr,):
+                print(f"error: {one_line(error)}", file=place)
     return 1

@@ -7,12 +7,12 @@ which works where a collective does not. Rank 0 judges and prints it; with 1 it 
 import argparse
 import json
 import os
+import shutil
 import socket
 import sys
 import time
 from collections import Counter
-from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import version
 from pathlib import Path
@@ -22,18 +22,56 @@ import torch
 import torch.distributed as dist
 
 from longspec.atomic_files import write_json
-from longspec.cluster.preflight_checks import FAIL, OK, WARN, Facts, Finding, check_gpus, check_needs, check_versions, worst
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.distributed import Ranks, end_at_once, find_ranks, write_error_file
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch, sharing_ranks, write_error_file
+from longspec.models.target import resolve_dtype
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
-from longspec.train.estimate.memory import memory_of
+from longspec.train.estimate.memory import Setup, estimate, gib, memory_of, out_of_memory, peak, setup_of
+from longspec.train.estimate.plan import disk_bytes, read_target
 from longspec.train.trackers import is_installed
 
+OK, WARN, FAIL = "ok", "warn", "fail"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
 NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check, and how to fix what is wrong."""
+
+    level: str
+    found: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts about a rank that all others get; memory in bytes."""
+
+    host: str
+    versions: dict[str, str]
+    gpus: int = 0  # that it sees
+    gpu: str = ""  # the name of its own
+    memory: int = 0
+    host_memory: int = 0
+
+
+def own_facts(ranks: Ranks) -> Facts:
+    """Return this rank's facts."""
+    versions = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
+    versions["python"] = sys.version.split()[0]
+    gpus, gpu, memory = torch.cuda.device_count() if torch.cuda.is_available() else 0, "", 0
+    if ranks.local_rank < gpus:
+        gpu, memory = torch.cuda.get_device_name(ranks.local_rank), memory_of(own_device(ranks))
+    return Facts(socket.gethostname(), versions, gpus, gpu, memory, host_memory())
+
+
+def host_memory() -> int:
+    """Return the bytes of main memory that this job may take on its node: what Slurm leaves it, or all."""
+    return int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20 or memory_of(torch.device("cpu"))
 
 
 def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
@@ -46,31 +84,6 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
         except dist.DistStoreError:
             raise ValueError(f"rank {rank} of {ranks.world_size} has told no {key} in time; see its own log") from None
     return found
-
-
-def own_facts(ranks: Ranks) -> Facts:
-    """Return this rank's facts."""
-    facts: dict[str, Any] = {"host": socket.gethostname(), "host_memory": host_memory()}
-    facts["versions"] = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
-    facts["versions"]["python"] = sys.version.split()[0]
-    facts["gpus"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if ranks.local_rank < facts["gpus"]:
-        facts["gpu"] = torch.cuda.get_device_name(ranks.local_rank)
-        facts["free"], facts["memory"] = torch.cuda.mem_get_info(ranks.local_rank)
-    return Facts(**facts)
-
-
-def host_memory() -> int:
-    """Return the bytes of main memory that this job may take on its node: all, or what Slurm or a control group leaves it."""
-    limits = [memory_of(torch.device("cpu"))]
-    if "SLURM_MEM_PER_NODE" in os.environ:
-        limits.append(int(os.environ["SLURM_MEM_PER_NODE"]) * 2**20 or limits[0])  # 0: all of the node
-    with suppress(OSError, IndexError):
-        group = Path("/sys/fs/cgroup", Path("/proc/self/cgroup").read_text().split("0::/")[1].split("\n")[0])
-        for folder in (group, *group.parents):
-            with suppress(OSError, ValueError):  # no such file, or "max"
-                limits.append(int((folder / "memory.max").read_text()))
-    return min(limits)
 
 
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
@@ -93,6 +106,84 @@ def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     moved = 2 * (world_size - 1) / world_size * BYTES[device.type] / seconds / 1e9
     speed = f"{BYTES[device.type] >> 20} MiB in {seconds * 1e3:.1f} ms" + (f", bus {moved:.2f} GB/s" if world_size > 1 else "")
     return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
+
+
+def check_versions(facts: list[Facts]) -> Finding:
+    """Fail where ranks run other packages."""
+    of_ranks = {name: {each.host: each.versions[name] for each in facts} for name in facts[0].versions}
+    wrong = [f"{name} {by_host}" for name, by_host in of_ranks.items() if len({*by_host.values()}) > 1]
+    if wrong:
+        return Finding(FAIL, "; ".join(wrong), "use one environment, on a file system that all nodes see")
+    return Finding(OK, ", ".join(f"{name} {number}" for name, number in facts[0].versions.items()))
+
+
+def check_gpus(facts: list[Facts], expected: int) -> Finding:
+    """Fail where a node has too few GPUs; warn where there are none at all, and of several models."""
+    devices = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')} on {facts[0].host}"
+    fix = f"{devices}, torch {torch.__version__} is for CUDA {torch.version.cuda}; ask Slurm for the GPUs (gres: gpu:N)"
+    if not expected and not any(each.gpus for each in facts):
+        return Finding(WARN, "no GPU: gloo on CPUs", f"nothing where that is meant; else {fix}")
+    ranks = Counter(each.host for each in facts)
+    few = {each.host: each.gpus for each in facts if each.gpus < max(expected, ranks[each.host])}
+    if few:
+        seen = "; ".join(f"{gpus} GPUs seen on {host}, {max(expected, ranks[host])} needed" for host, gpus in few.items())
+        return Finding(FAIL, seen, fix)
+    models = {each.host: each.gpu for each in facts}
+    if len({*models.values()}) > 1:
+        return Finding(WARN, f"{models}", "the slowest sets the pace: ask for one model (gres: gpu:MODEL:N)")
+    return Finding(OK, f"{facts[0].gpus} x {facts[0].gpu}, {gib(facts[0].memory)} each")
+
+
+def check_needs(
+    target: str, facts: list[Facts], stages: list[tuple[Any, Any]], device: torch.device, out: Path
+) -> dict[str, Finding]:
+    """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too."""
+    nodes, setups = len({each.host for each in facts}), {}
+    try:
+        config = read_target(target)
+        for recipe, runtime in stages:
+            world_size = nodes * sharing_ranks(recipe.global_batch, nodes, len(facts) // nodes)
+            micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
+            dtype = resolve_dtype(recipe.precision)
+            setups[recipe.stage] = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
+    except ValueError as error:
+        return {"memory": Finding(FAIL, str(error)), "disk": check_disk(out, 0)}
+    return {"memory": check_memory(facts, setups), "disk": check_disk(out, sum(map(disk_bytes, setups.values())))}
+
+
+def check_memory(facts: list[Facts], setups: dict[str, Setup]) -> Finding:
+    """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes."""
+    nodes, host, needs = len({each.host for each in facts}), min(each.host_memory for each in facts), []
+    for stage, setup in setups.items():
+        items, ranks, on_gpu = estimate(setup), setup.world_size // nodes, setup.device.type == "cuda"
+        device = min(each.memory for each in facts) if on_gpu else host // ranks
+        here, there = peak(items), peak(items, on_host=True) * ranks
+        if here > device:
+            return Finding(FAIL, f"stage {stage}: {out_of_memory(setup, device)}", "change one of these settings")
+        if there + (0 if on_gpu else here * ranks) > host:
+            found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
+            return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
+        needs.append(f"{stage} {gib(here)}" + (f" and on the host {gib(there)}" if there else ""))
+    return Finding(OK, f"{'; '.join(needs)}; a rank has {gib(device)}, its node {gib(host)}")
+
+
+def check_disk(out: Path, needed: int) -> Finding:
+    """Fail where there is no room for what all stages leave."""
+    place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    found = f"{gib(free)} free at {out}, the stages leave up to {gib(needed)}"
+    if free < needed:
+        return Finding(FAIL, found, f"give the run a folder with room (quota, df -h {out})")
+    return Finding(OK, found)
+
+
+def worst(findings: list[Finding], facts: list[Facts]) -> Finding:
+    """Return the first failure among the ranks' findings, with its rank; else rank 0's."""
+    failed = [(rank, finding) for rank, finding in enumerate(findings) if finding.level == FAIL]
+    if not failed:
+        return findings[0]
+    rank, finding = failed[0]
+    return Finding(FAIL, f"rank {rank} ({facts[rank].host}): {finding.found}", finding.fix)
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,8 +14,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from longspec.atomic_files import read_json, write_json
-from longspec.distributed import stat_of
+from longspec.atomic_files import read_json_object, write_json
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
@@ -28,8 +27,10 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 def _began(pid: int) -> str:
     """Return when a process of this machine's present run began, in ticks of its clock; empty when it is no more."""
-    fields = stat_of(pid)
-    return f"{BOOT_ID.read_text().strip()} {fields[19]}" if fields else ""
+    with suppress(OSError):
+        # Behind the command's name in brackets, which may hold anything (man proc).
+        return f"{BOOT_ID.read_text().strip()} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+    return ""
 
 
 def note_controller(folder: Path) -> None:
@@ -41,14 +42,11 @@ def living_controller(folder: Path) -> str:
     """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
     if not (folder / NOTE).exists():
         return ""
-    try:
-        note = read_json(folder / NOTE)
-        host, pid, began = note["host"], note["pid"], note["began"]
-    except (ValueError, KeyError, TypeError):
-        return f"{folder / NOTE} is damaged: make sure that no Snakemake works here, remove it"
+    note = read_json_object(folder / NOTE)
+    host, pid = note["host"], note["pid"]
     if host != socket.gethostname():
         return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
-    if began and _began(pid) == began:
+    if _began(pid) == note["began"]:
         return f"Snakemake is still at work in {folder} (process {pid}): let it work, or end it"
     return ""
 
@@ -56,10 +54,9 @@ def living_controller(folder: Path) -> str:
 def workflow_jobs(folder: Path) -> list[QueuedJob]:
     """Return the jobs that a Snakemake sent from the folder; others that the user runs there are not ours.
 
-    The executor names them by a number of its run, and the rule in the comment, which some clusters overwrite.
+    The executor names them by a number of its run.
     """
-    jobs = [job for job in my_jobs() if job.is_of(folder)]
-    return [job for job in jobs if job.comment.startswith(("rule_", "group_")) or RUN_ID.search(job.name)]
+    return [job for job in my_jobs() if job.is_of(folder) and RUN_ID.search(job.name)]
 
 
 def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:

@@ -4,8 +4,8 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -43,7 +43,6 @@ class Stage:
     total: int | None = None
     attempts: int = 0
     log: Path | None = None
-    troubles: list[str] = field(default_factory=list)  # what could not be read
 
     @property
     def job_id(self) -> str | None:
@@ -105,21 +104,6 @@ class Stage:
         return median(values) if values else None
 
 
-@cache
-def _order(run: str) -> list[str]:
-    try:
-        return stages_of(run)
-    except ConfigError:  # a run of another checkout, or an experiment by hand
-        return []
-
-
-def _place(stage: Stage) -> tuple[Any, ...]:
-    """Return where a stage comes in the table: by run and variant, then as config/run/{run}.yaml trains its stages."""
-    *parents, last = stage.name.split("/")
-    order = _order(parents[0]) if parents else []
-    return parents, order.index(last) if last in order else len(order), last
-
-
 def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
     """Return all stages below a folder, those of a run in the order in which they are trained."""
     folders = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
@@ -128,17 +112,22 @@ def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
     return sorted(stages, key=_place)
 
 
+def _place(stage: Stage) -> tuple[Any, ...]:
+    """Return where a stage comes in the table: by run and variant, then as config/run/{run}.yaml trains its stages."""
+    *parents, last = stage.name.split("/")
+    order: list[str] = []
+    with suppress(*ConfigError):  # a run of another checkout, or an experiment by hand
+        order = stages_of(parents[0]) if parents else []
+    return parents, order.index(last) if last in order else len(order), last
+
+
 def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | None = None) -> Stage:
     """Read the state of one stage from its folder and its logs; what is damaged or may not be read counts as not there."""
     stage = Stage(name, folder, jobs)
-    try:
-        stage.status = read_json_object(folder / STATUS) if (folder / STATUS).exists() else {}
-    except (ValueError, OSError) as error:
-        stage.troubles.append(str(error))
-    try:
+    with suppress(ValueError, OSError):
+        stage.status = read_json_object(folder / STATUS)
+    with suppress(OSError):
         stage.holder = lease.read(folder)
-    except OSError as error:
-        stage.troubles.append(str(error))
     stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
     stage.rows = _last_rows(folder)
     for slot in (folder / checkpoint_dir.CHECKPOINTS / name for name in checkpoint_dir.SLOTS):
@@ -160,15 +149,9 @@ def _last_rows(folder: Path) -> list[dict[str, Any]]:
     """Return the last rows, of the end of the file alone: the whole of it is large after days. Torn lines are left out."""
     final, growing = folder / "metrics.jsonl", folder / "checkpoints/metrics.jsonl"
     rows: list[dict[str, Any]] = []
-    try:
-        with (final if final.is_file() else growing).open("rb") as handle:
-            handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = handle.read().split(b"\n")
-    except OSError:
-        return rows
-    for line in lines:
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            continue
+    with suppress(OSError), (final if final.is_file() else growing).open("rb") as handle:
+        handle.seek(max(0, handle.seek(0, os.SEEK_END) - TAIL_BYTES))
+        for line in handle.read().split(b"\n"):
+            with suppress(ValueError):
+                rows.append(json.loads(line))
     return rows[-TAIL_ROWS:]

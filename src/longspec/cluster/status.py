@@ -45,8 +45,7 @@ def cells(stage: Stage) -> list[Text]:
 
 
 def remarks(stage: Stage) -> list[str]:
-    """Say below the table why a stage failed or fell silent, and what could not be read."""
-    troubles = [f"{stage.name}: {trouble}" for trouble in stage.troubles]
+    """Say below the table why a stage failed or fell silent."""
     reached = stage.rows[-1]["step"] if stage.rows else stage.status.get("step", 0)
     after = f"after step {reached} of {stage.total or '?'}"
     if stage.status.get("state") == "failed" and stage.state not in ("running", "done"):
@@ -56,8 +55,8 @@ def remarks(stage: Stage) -> list[str]:
         silent = f", nothing heard of it for {duration(stage.silent)}" if stage.holder else ""
         lines = [f"{stage.name} ended without a word or hangs {after}{silent}; the next attempt goes on from its checkpoint"]
     else:
-        return troubles
-    return [*troubles, *lines, f"  log: {stage.log}" if stage.log else "  no log of it was found"]
+        return []
+    return [*lines, f"  log: {stage.log}" if stage.log else "  no log of it was found"]
 
 
 def render(stages: list[Stage], console: Console) -> None:
@@ -73,9 +72,8 @@ def render(stages: list[Stage], console: Console) -> None:
         for stage in group:
             table.add_row(*cells(stage))
     console.print(table)
-    for stage in stages:
-        if lines := remarks(stage):
-            console.print(Text("\n" + "\n".join(lines)), soft_wrap=True)
+    for lines in filter(None, map(remarks, stages)):
+        console.print(Text("\n" + "\n".join(lines)), soft_wrap=True)
 
 
 def main(argv: list[str]) -> int:

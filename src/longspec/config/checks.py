@@ -19,7 +19,7 @@ from longspec.config.names import (
     wheel_source,
 )
 from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime
-from longspec.families import FAMILIES, why_refused
+from longspec.families import FAMILIES
 
 BUILT = "build"  # the source of a target that the workflow makes
 SOURCES = f"{BUILT}, {HUB_PREFIX}<owner>/<repository>, the folder of a transformers model, a {GGUF_SUFFIX} file or {WHEEL_FORM}"
@@ -82,8 +82,7 @@ def name_class(recipe: DictConfig) -> None:
         return
     if model.family not in FAMILIES:
         raise ValueError(
-            f"recipe.model.family: {model.family!r} is unknown{why_refused(model.family)}; choose one of "
-            f"{', '.join(methods.settings_of(name).FAMILIES)}"
+            f"recipe.model.family: {model.family!r} is unknown; choose one of {', '.join(methods.settings_of(name).FAMILIES)}"
         )
     methods.check_drafts_for(name, model.family, "recipe.model.family")
     if model.family in classes:

@@ -27,7 +27,7 @@ from longspec.decode.texts import ends_of_text
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.families import position_limit
-from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
+from longspec.journal import Identity, Journal, unfinished
 from longspec.measure import served, tasks
 from longspec.measure.lines import Line, Work, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
@@ -122,7 +122,7 @@ def identity_of(
     }
 
 
-def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
+def measure_all(journal: Journal, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
     """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now."""
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
     left_out = len(done.keys() - all_work.keys())
@@ -183,7 +183,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
         log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
         identity = engine | identity_of(options, target, section, vocabulary)
-        with journal_of(unfinished(options.out), identity, ranks) as journal:
+        with Journal(unfinished(options.out), identity, ranks) as journal:
             lines = measure_all(journal, measurer, work)
             if ranks.is_main:
                 jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))

@@ -19,7 +19,7 @@ from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
 from longspec.decode.texts import Row
-from longspec.journal import Followed, Journal
+from longspec.journal import Journal
 from longspec.measure.lines import SECONDS, Comparison, Gap, Line, Work, key_of, verdict_of
 from longspec.measure.sample import sample_of
 from longspec.measure.tasks import Prompt, Setting
@@ -41,7 +41,7 @@ class Measurer:
     seed: int
     with_costs: bool = False
 
-    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
+    def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
         """Return a line for each prompt and setting, by its key; the journal has them once a temperature is done."""
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
             first = next(prompt for prompt, other in work.values() if other == setting)

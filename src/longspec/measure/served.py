@@ -28,7 +28,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
-from longspec.journal import Followed, Journal
+from longspec.journal import Journal
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
@@ -177,7 +177,7 @@ class ServedMeasurer:
         if code or done < len(requests):
             raise ValueError(f"{self.python} {' '.join(PROGRAM)} ended with exit code {code}; its own message stands above")
 
-    def lines(self, work: Work, journal: Journal | Followed) -> dict[str, Line]:
+    def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
         """Return a line for each prompt and setting, by its key; the journal has each at once, and each text without draft.
 
         vLLM is started once without draft, then once for each number of drafted tokens, where there is something to ask. Raises
@@ -193,7 +193,7 @@ class ServedMeasurer:
                 journal.append(found[answer.id])
         return found
 
-    def _plain(self, work: Work, journal: Journal | Followed) -> dict[str, Answer]:
+    def _plain(self, work: Work, journal: Journal) -> dict[str, Answer]:
         """Return the texts without draft, by their keys."""
         known = {key_text(line): Answer(**line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
         keyed = {key_text(key_of(*item, drafted=False)): item for item in work.values()}

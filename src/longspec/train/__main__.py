@@ -10,7 +10,6 @@ import signal
 import sys
 import time
 import traceback
-from contextlib import suppress
 from typing import Any
 
 from longspec.distributed import (
@@ -32,7 +31,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from longspec.atomic_files import checked_folder
-from longspec.config import OFFLINE, ConfigError
+from longspec.config import OFFLINE, ConfigError, Runtime
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
@@ -48,7 +47,7 @@ from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_grou
 from longspec.train.estimate import plan
 from longspec.train.estimate.memory import check_memory
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.metrics import DATA, HELD_OUT, OPTIMIZER, OTHER, SAVE, Meter, Metrics, whole_lines
+from longspec.train.metrics import Meter, Metrics, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.preemption import SkippedSteps, Stop
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
@@ -60,29 +59,29 @@ FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 
 
 
 def train_step(
-    engine: Any, reader: ReadAhead, step: int, accumulation: int, stop: Stop, meter: Meter, skips: SkippedSteps
+    engine: Any, reader: ReadAhead, step: int, accumulation: int, stop: Stop, runtime: Runtime, skips: SkippedSteps
 ) -> dict[str, Any] | None:
     """Make one optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
     What was not asked for (runtime.log_target_loss) is None. Returns None when the job is to stop: the partial accumulation is
     dropped, and nothing has changed since the step before.
     """
-    batches, phases = reader.batches, meter.phases
+    batches, waited = reader.batches, 0.0
     num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
     sums = [torch.zeros((), device=engine.device) for _ in range(3)]
     counts: dict[str, torch.Tensor] = {}
     losses, skipped = [], engine.skipped_steps
-    measured = measures_target(batches.recipe, meter.runtime)
+    measured = measures_target(batches.recipe, runtime)
     for _ in range(accumulation):
         if stop.before_micro_batch():
             return None
-        phases.now(DATA)
+        began = time.perf_counter()
         batch = reader.take()
+        waited += time.perf_counter() - began
         labels = (batch.labels[:, 1:] != NO_LABEL).sum()
         output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
         # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.world_size))
-        phases.now(OPTIMIZER)
         engine.step()
         losses.append((batch.row_numbers, output.loss.detach()))
         sums[0] += output.loss.detach()
@@ -90,7 +89,6 @@ def train_step(
             if mean is not None:
                 total += mean * labels
         counts = {name: counts.get(name, 0) + count for name, count in output.counts.items()}
-    phases.now(OTHER)
     all_sums = torch.stack([value.detach().float() for value in (*sums, *counts.values())]).to(engine.device)
     dist.all_reduce(all_sums)
     loss, target_sum, agreement_sum, *counted = all_sums.tolist()
@@ -101,6 +99,7 @@ def train_step(
         "agreement": None if output.agreement is None else agreement_sum / num_labels,
         "labels": num_labels,
         "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
+        "data_seconds": waited,
         **{name: int(count) for name, count in zip(counts, counted, strict=True)},
         **({"replayed_labels": batches.replayed_labels(step)} if batches.rows.replayed else {}),
         **({"left_out_rows": batches.num_left_out(step)} if batches.recipe.states.source == OFFLINE else {}),
@@ -162,15 +161,14 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         while step < steps:
             began = time.perf_counter()
             lr = engine.get_lr()[0]
-            numbers = train_step(engine, reader, step, accumulation, stop, meter, skips)
+            numbers = train_step(engine, reader, step, accumulation, stop, job.runtime, skips)
             if numbers is not None:
                 step += 1
                 tokens_seen += int(numbers["tokens"])
                 elapsed = time.perf_counter() - began
                 seconds += elapsed
                 status.step = step
-                with meter.phases.whole(HELD_OUT):
-                    estimated = held_out.estimate(engine, step, stop.begin_part)
+                estimated = held_out.estimate(engine, step, stop.begin_part)
                 norm = engine.get_global_grad_norm()  # before clipping; None where DeepSpeed measures none (ZeRO-0 in float32)
                 row = {"step": step, **numbers, "lr": lr, "grad_norm": None if norm is None else float(norm)}
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
@@ -190,14 +188,12 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
             if due and step > saved:
                 began = time.perf_counter()
                 stop.begin_part()
-                meter.phases.now(SAVE)
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
-                state |= {"trackers": trackers.state(), "identity": identity}
+                state |= {"trackers": trackers.ids, "identity": identity}
                 sync = metrics.sync if metrics else lambda: None
                 size = save_load.save(engine, folder, state, ranks, status.check_owner, sync)
                 if ranks.is_main:
                     status.write("running")
-                meter.phases.now(OTHER)
                 saved, took = step, time.perf_counter() - began
                 saving += took
                 stop.saved(took)
@@ -244,12 +240,6 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     return 0 if done or not ranks.is_main else os.EX_TEMPFAIL
 
 
-def print_error(words: str) -> None:
-    """Write to stderr at once."""
-    with suppress(OSError):  # a full disk under the log
-        print(words, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
     if sys.argv[1:2] == ["plan"]:
@@ -266,11 +256,11 @@ def main() -> None:
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
         write_error_file(error, ranks, known=True)
-        print_error(f"error: {one_line(error)}")
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     except Exception as error:
         write_error_file(error, ranks, known=False)
-        print_error(traceback.format_exc().rstrip())
+        print(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         code = 1
     finally:
         if lease is not None:

@@ -84,7 +84,7 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     Raises SystemExit once `--cfg job` has been answered.
     """
     options = parser().parse_intermixed_args(argv)  # Hydra, too, takes overrides anywhere
-    options.deadline = _deadline(options.deadline, ranks)
+    options.deadline = read_deadline(options.deadline, ranks)
     if options.config_name:
         return _freeze_experiment(options, ranks)
     if options.cfg:
@@ -103,11 +103,9 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
 def _checked(job: Job) -> Job:
     """Return the job. Raises ValueError for weights to begin with that are not there, or that recipe.init wants."""
     if job.init_weights is not None and not job.init_weights.exists():
-        stage = (job.init_weights.parent if job.init_weights.suffix else job.init_weights).parent
         raise ValueError(
             f"{job.init_weights}: no such draft to begin with (--init-weights, files.init_weights=); train the stage before "
-            "this one, with runtime.extract_at_end=true, or make the draft of its last checkpoint: python -m longspec.draft "
-            f"extract {stage}/checkpoint.json"
+            "this one with runtime.extract_at_end=true, or make its draft by python -m longspec.draft extract"
         )
     if job.recipe.init is not None and job.init_weights is None:
         raise ValueError(
@@ -117,42 +115,34 @@ def _checked(job: Job) -> Job:
     return job
 
 
-def _deadline(text: str | None, ranks: Ranks) -> float | None:
-    """Return seconds since 1970. On rank 0 alone Slurm is asked: ranks agree on stopping; one that knows is enough."""
-    if text is None or (text == SLURM and not ranks.is_main):
-        return None
-    if text == SLURM:
-        end, message = slurm_deadline()
-        if message:
-            log(message)
-        return end
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--deadline: {text!r} is neither seconds since 1970 nor '{SLURM}'") from None
-
-
-def slurm_deadline(pause: float = PAUSE) -> tuple[float | None, str]:
-    """Return when this process's Slurm job ends, in seconds since 1970, and what to write into the log about it.
+def read_deadline(text: str | None, ranks: Ranks, pause: float = PAUSE) -> float | None:
+    """Return seconds since 1970. On rank 0 alone Slurm is asked: ranks agree on stopping; one that knows is enough.
 
     None outside of a Slurm job, in one without a time limit, and when squeue gives no answer: then the job trains until
     Slurm ends it, and loses what it did after its last checkpoint.
     """
     job = own_job()
-    if job is None:
-        return None, ""
+    if text is None or (text == SLURM and (job is None or not ranks.is_main)):
+        return None
+    if text != SLURM:
+        try:
+            return float(text)
+        except ValueError:
+            raise ValueError(f"--deadline: {text!r} is neither seconds since 1970 nor '{SLURM}'") from None
 
     def told() -> datetime | None:
-        answer = squeue("--jobs", job, "--format", "%e").strip()
+        answer = squeue("--jobs", str(job), "--format", "%e").strip()
         return None if answer in NO_LIMIT else datetime.fromisoformat(answer)  # in this machine's time zone
 
     try:
         end = ask_patiently(told, pause)  # a busy squeue may print nothing, and end well
     except ValueError as error:
-        return None, f"squeue does not tell the end of Slurm job {job}, so it is not stopped before: {error}"
+        log(f"squeue does not tell the end of Slurm job {job}, so it is not stopped before: {error}")
+        return None
     if end is None:
-        return None, f"Slurm job {job} has no time limit"
-    return end.timestamp(), f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before"
+        return None
+    log(f"Slurm job {job} ends at {end:%H:%M:%S on %d %B}; the stage saves and stops before")
+    return end.timestamp()
 
 
 def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:

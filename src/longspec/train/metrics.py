@@ -1,27 +1,21 @@
-"""The numbers of a training's steps: metrics.jsonl, and what stands there beside losses: speed, phases, memory, acceptance."""
+"""The numbers of a training's steps: metrics.jsonl, and what stands there beside losses: speed, memory, acceptance."""
 
 import json
 import math
 import os
 import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from longspec import jsonl
 from longspec.config import Runtime
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks
 from longspec.methods import measures_target
-from longspec.stopwatch import Stopwatch
 from longspec.train.estimate import flops
 from longspec.train.micro_batches import StepBatches
-
-PHASES = ("data", "target_forward", "draft", "optimizer", "save", "held_out", "other")
-DATA, TARGET, DRAFT, OPTIMIZER, SAVE, HELD_OUT, OTHER = PHASES
 
 
 def _finite(value: Any) -> Any:
@@ -34,37 +28,23 @@ def _finite(value: Any) -> Any:
 class Metrics:
     """One line a step in a file beside the checkpoints; lines of steps after the resumed one are dropped first.
 
-    A full disk costs no step: lines wait in memory until there is room, at the latest until the next checkpoint.
     `check` is called before each write, and does not return when another job writes there.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
         jsonl.write(path, [row for row in whole_lines(path) if row["step"] <= resumed_step])
-        self.path, self.check, self.handle = path, check, path.open("ab", buffering=0)
-        self.waiting = b""
+        self.path, self.check, self.handle = path, check, path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
         """Add one step's numbers; one that is not finite is written as null, since JSON knows no other."""
-        self.waiting += json.dumps(_finite(row), allow_nan=False).encode() + b"\n"
-        try:
-            self._write()
-        except OSError as fault:
-            log(f"WARNING {self.path}: {fault}: {len(self.waiting)} bytes of it wait in memory")
-
-    def _write(self) -> None:
-        """Write what waits, as far as there is room."""
-        while self.waiting:
-            self.check()
-            self.waiting = self.waiting[self.handle.write(self.waiting) :]
+        self.check()
+        self.handle.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
+        self.handle.flush()
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done. Raises OSError for a full disk."""
-        try:
-            self._write()
-            os.fsync(self.handle.fileno())
-        except OSError as fault:
-            raise OSError(fault.errno, f"{self.path}: {fault.strerror}") from fault
+        """Have the lines on the disk before a checkpoint says that their steps are done."""
+        os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:
         """Copy the whole record to its final name."""
@@ -84,15 +64,6 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def expected_tokens(agreement: float | None, drafted: int) -> float | None:
-    """Return the tokens that a round of greedy decoding is expected to yield with a chain of `drafted` tokens, and one more.
-
-    1 + a + ... + a^n. An estimate: it takes every drafted token to be accepted with the same probability a, whatever happened
-    to those before it, and a is measured on the training text, with the target's states hidden by one lag.
-    """
-    return None if agreement is None else sum(agreement**place for place in range(drafted + 1))
-
-
 def peak_memory(device: torch.device) -> dict[str, int]:
     """Return this rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
     if device.type == "cuda":
@@ -100,56 +71,14 @@ def peak_memory(device: torch.device) -> dict[str, int]:
     return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
 
 
-class Phases:
-    """A timeline of which phase is running. A call of `now` costs a microsecond on a CPU, and some on a GPU.
-
-    On a GPU the marks are events in its stream, so nothing waits for it, and a phase is what it costs the GPU: batches that
-    are read while it still works are free, and only the wait for them counts as data.
-    """
-
-    def __init__(self, device: torch.device, *, on: bool = True) -> None:
-        self.on = on  # whether anybody will take the times; else nothing is kept
-        self._whole = False  # whether what runs is one phase, whatever its parts are
-        self._clock, self._phase = Stopwatch(device), OTHER
-
-    def now(self, phase: str) -> None:
-        """Begin a phase, one of PHASES; the time until the next call counts as its own."""
-        if self.on and not self._whole:
-            self._clock.mark(self._phase)
-            self._phase = phase
-
-    @contextmanager
-    def whole(self, phase: str) -> Iterator[None]:
-        """Count the whole block as this phase, the target's forwards in it too; OTHER follows."""
-        self.now(phase)
-        self._whole = True
-        try:
-            yield
-        finally:
-            self._whole = False
-            self.now(OTHER)
-
-    def watch(self, target: nn.Module) -> None:
-        """Tell the target's forward, a call of this module, from the draft's, which follows it."""
-        target.register_forward_pre_hook(lambda *_: self.now(TARGET))
-        target.register_forward_hook(lambda *_: self.now(DRAFT))
-
-    def take(self) -> dict[str, float]:
-        """Return seconds of each phase since the last call; the one that runs goes on. Waits for the GPU to come this far."""
-        self._clock.mark(self._phase)
-        return dict.fromkeys(PHASES, 0.0) | self._clock.take()
-
-
 class Meter:
-    """Counts and times the steps of one job, whose loop says to `phases` what is running."""
+    """Counts what the steps of one job cost."""
 
     def __init__(
         self, batches: StepBatches, states: Any, runtime: Runtime, ranks: Ranks, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
         self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
-        self.phases = Phases(device, on=ranks.is_main)
-        self.phases.watch(states)
 
     def operations(self, step: int) -> flops.Operations:
         """Count the floating-point operations of an optimizer step (0-based), over all ranks."""
@@ -161,18 +90,14 @@ class Meter:
         return flops.operations(*of, with_llm_loss=measures_target(batches.recipe, self.runtime))
 
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return what is added to a step's row, which holds step (counted from 1), tokens, seconds and agreement; for rank 0.
+        """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
 
-        `flops` and `mfu` count the model's own operations; `phases` are seconds of this rank since the row before, so a
-        save shows in the row after it.
+        `flops` and `mfu` count the model's own operations.
         """
-        operations, phases = self.operations(row["step"] - 1).total, self.phases.take()
+        operations = self.operations(row["step"] - 1).total
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
             "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
-            "expected_tokens": expected_tokens(row["agreement"], self.batches.method.drafted_steps(self.batches.settings)),
             **peak_memory(self.device),
-            "data_seconds": phases[DATA],
-            "phases": phases,
         }

@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +127,13 @@ class SkippedSteps:
         bad = [rows for rows, loss in batches if not math.isfinite(loss)] or [rows for rows, _ in batches]
         rows = sorted(row for group in bad for row in group)
         if self.ranks.is_main:
-            with suppress(OSError), self.skipped_file.open("a", encoding="utf-8") as file:  # full disk: the log has the rows
+            with self.skipped_file.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "rows": rows}) + "\n")
         log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
             raise NonRetryableError(
-                f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite; their rows stand "
-                f"in {self.skipped_file}: look at them with python -m longspec.data inspect. To go on from the last "
-                "checkpoint, which is from before them or holds the same weights: raise runtime.max_skipped_in_a_row. Or lower "
-                "recipe.optimizer.lr, or correct the data, and train anew after: "
+                f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite (rows: "
+                f"{self.skipped_file}). To go on from the last checkpoint, raise runtime.max_skipped_in_a_row. Or lower "
+                "recipe.optimizer.lr, or correct the data (python -m longspec.data inspect), and train anew after: "
                 f"rm -r {self.skipped_file.with_name(CHECKPOINTS)}"
             )

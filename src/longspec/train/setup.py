@@ -88,11 +88,8 @@ def open_stored(
     Raises ValueError for files that are missing, unwanted, damaged, or hold other states than this job would compute.
     """
     if job.recipe.states.source != OFFLINE:
-        given = [("--states", job.states), ("--held-out-states", job.held_out_states)]
-        given += [(f"--replay-states {name}", path) for name, path in job.replay_states.items()]
-        for option, path in given:
-            if path is not None:
-                raise ValueError(f"{option} {path}: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
+        if job.states or job.held_out_states or job.replay_states:
+            raise ValueError(f"--states: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
         return None
     if job.states is None:
         raise ValueError("--states: missing; recipe.states.source is offline: give the manifest.json of its stored states")

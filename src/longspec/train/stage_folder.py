@@ -67,13 +67,10 @@ class Status:
         self.step, self.steps = 0, 0  # the last step that is done, of how many
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file. A full disk is a warning and ends no job."""
+        """Write the file."""
+        self.check_owner()
         content = {"state": state, "reason": reason, "deterministic": deterministic, "step": self.step, "steps": self.steps}
-        try:
-            self.check_owner()
-            write_json(self.out / STATUS, content)
-        except OSError as fault:
-            log(f"WARNING {self.out / STATUS} could not be written: {fault}")
+        write_json(self.out / STATUS, content)
 
     def fail(self, error: BaseException) -> None:
         """Write down a failure."""

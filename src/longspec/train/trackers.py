@@ -10,9 +10,9 @@ import secrets
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,38 +24,27 @@ from longspec.config import Runtime
 from longspec.distributed import Ranks, log
 
 FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the job ends
+OFFLINE = "offline"  # runtime.tracker_mode
 FOLDER = "trackers"  # below the stage's folder
 INSTALL = "pip install -c constraints.txt -e '.[track]'"
 Row = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run as a tracker is given it at its start."""
-
-    id: str
-    name: str
-    project: str
-    offline: bool
-    folder: Path  # for its files
-    step: int  # the record ends here
-    config: dict[str, Any]  # shown beside the curves
-
-
-# Each has `known`, the last step that it holds; `log`, for steps in order; `replayed`, called once the whole record of earlier
-# steps was sent; `finish`, which closes the run.
+# Each is made of what all services are started with (project, name, id, config, mode), the folder for its files, and the step
+# at which the record ends. Each has `known`, the last step that it holds; `log`, for steps in order; `replayed`, called once
+# the whole record of earlier steps was sent; `finish`, which closes the run.
 
 
 class TensorBoard:
     """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = run.folder / "tensorboard" / run.id
-        self.known = run.step if folder.is_dir() else 0  # older files hold the run's first steps
-        self.writer = SummaryWriter(str(folder), purge_step=self.known + 1)
-        self.writer.add_text("config", f"<pre>{OmegaConf.to_yaml(OmegaConf.create(run.config))}</pre>", self.known)
+        own = folder / "tensorboard" / run["id"]
+        self.known = step if own.is_dir() else 0  # older files hold the run's first steps
+        self.writer = SummaryWriter(str(own), purge_step=self.known + 1)
+        self.writer.add_text("config", f"<pre>{OmegaConf.to_yaml(OmegaConf.create(run['config']))}</pre>", self.known)
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
@@ -72,31 +61,22 @@ class TensorBoard:
 class WandB:
     """A run on the server; offline, a folder for each start of the job that holds the whole run so far."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         # wandb reports on itself to its makers, and looks for their server even when it is to stay offline.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
+        self.offline = run["mode"] == OFFLINE
         # On a terminal wandb.init would ask for a key and wait.
-        if not run.offline and not wandb.login(prompt=False, verify=False):
+        if not self.offline and not wandb.login(prompt=False, verify=False):
             raise ValueError(
                 "no key on this machine: run `wandb login`, set WANDB_API_KEY, or upload an offline run with `wandb sync` later"
             )
-        self.offline = run.offline
-        run.folder.mkdir(parents=True, exist_ok=True)
-        self.run = wandb.init(
-            project=run.project,
-            name=run.name,
-            id=run.id,
-            config=run.config,
-            dir=str(run.folder),
-            mode="offline" if run.offline else "online",
-            resume=None if run.offline else "allow",
-            # What was not uploaded in this time stays on the disk for `wandb sync`.
-            settings=wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS),
-        )
+        # What was not uploaded in this time stays on the disk for `wandb sync`.
+        settings = wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS)
+        self.run = wandb.init(dir=str(folder), resume=None if self.offline else "allow", settings=settings, **run)
         self.known = self.run.starting_step - 1  # the server takes steps in order alone, and drops those it has passed
-        log(f"wandb: {self.run.dir if run.offline else self.run.url}")
+        log(f"wandb: {self.run.dir if self.offline else self.run.url}")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
@@ -112,24 +92,16 @@ class WandB:
 class SwanLab:
     """A run on SwanLab's server, which drops steps that it has; offline, a folder for each start, as of WandB."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         import swanlab
 
-        self.known, self.offline, self.folder = 0, run.offline, run.folder / "swanlab"
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.known, self.offline, self.folder = 0, run["mode"] == OFFLINE, folder / "swanlab"
+        self.folder.mkdir(exist_ok=True)
         handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
         try:
-            self.run = swanlab.init(
-                project=run.project,
-                name=run.name,
-                id=run.id,
-                config=run.config,
-                log_dir=str(self.folder),
-                mode="offline" if run.offline else "online",
-                resume="allow",
-                # Else it asks for a key and waits, and puts its own streams in the place of stdout and stderr.
-                settings=swanlab.Settings(interactive=False, terminal={"proxy_type": "none"}),
-            )
+            # Else it asks for a key and waits, and puts its own streams in the place of stdout and stderr.
+            settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"})
+            self.run = swanlab.init(log_dir=str(self.folder), resume="allow", settings=settings, **run)
         finally:
             # It takes Ctrl-C for itself, which must save a checkpoint here.
             signal.signal(signal.SIGINT, handler)
@@ -153,22 +125,15 @@ def _remove_others(own: Path, pattern: str) -> None:
             shutil.rmtree(folder)
 
 
-TRACKERS: dict[str, Callable[[Run], Any]] = {"tensorboard": TensorBoard, "wandb": WandB, "swanlab": SwanLab}
-
-
-def start(name: str, run: Run) -> Any:
-    """Start a tracker. Raises ValueError with the way out when it cannot be."""
-    try:
-        return TRACKERS[name](run)
-    except Exception as error:  # each service has its own kinds
-        raise ValueError(
-            f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set runtime.tracker_mode:"
-            f" offline, or take {name} out"
-        ) from error
+TRACKERS: dict[str, Callable[[dict[str, Any], Path, int], Any]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "swanlab": SwanLab,
+}
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return what was measured of a row by the names trackers group it under: train/loss, phases/data."""
+    """Return what was measured of a row by the names trackers group it under: train/loss, held_out/loss."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         flat |= {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {f"train/{name}": value}
@@ -194,28 +159,12 @@ def chosen(runtime: Runtime) -> list[str]:
     return names
 
 
-@contextmanager
-def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in a block that takes longer; in the main thread alone."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError(f"not done after {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
 
-    `ids` are what `state()` of an earlier start returned, kept in its checkpoint; None begins new runs. `record` are the
-    rows of metrics.jsonl up to the resumed step. Raises ValueError, by name, when one cannot be started; once started, a
-    tracker that fails costs its numbers and not the training.
+    `ids` are those of an earlier start, kept in its checkpoint; None begins new runs. `record` are the rows of metrics.jsonl up
+    to the resumed step. Raises ValueError, by name, when one cannot be started; once started, a tracker that fails costs its
+    numbers and not the training.
     """
 
     def __init__(
@@ -228,20 +177,21 @@ class Trackers(AbstractContextManager["Trackers"]):
         record: Iterable[Row] = (),
     ) -> None:
         self.trackers: dict[str, Any] = {}
-        self.lost: dict[str, int] = {}  # calls that failed
-        rows, ids = list(record), ids or {}
-        self._ids = {name: ids.get(name) or secrets.token_hex(8) for name in chosen(runtime)} if ranks.is_main else {}
-        for name, run_id in self._ids.items():
-            run = Run(
-                id=run_id,
-                name=runtime.tracker_run or "/".join(out.resolve().parts[-3:]),
-                project=runtime.tracker_project,
-                offline=runtime.tracker_mode == "offline",
-                folder=out.resolve() / FOLDER,
-                step=rows[-1]["step"] if rows and name in ids else 0,
-                config=config,
-            )
-            self.trackers[name], self.lost[name] = start(name, run), 0
+        self.failed: set[str] = set()
+        rows, known, folder = list(record), ids or {}, out.resolve() / FOLDER
+        self.ids = {name: known.get(name) or secrets.token_hex(8) for name in chosen(runtime)} if ranks.is_main else {}
+        shown = runtime.tracker_run or "/".join(out.resolve().parts[-3:])
+        run = {"project": runtime.tracker_project, "name": shown, "config": config, "mode": runtime.tracker_mode}
+        for name, run_id in self.ids.items():
+            folder.mkdir(parents=True, exist_ok=True)
+            step = rows[-1]["step"] if rows and name in known else 0
+            try:
+                self.trackers[name] = TRACKERS[name](run | {"id": run_id}, folder, step)
+            except Exception as error:  # each service has its own kinds
+                raise ValueError(
+                    f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set "
+                    f"runtime.tracker_mode: offline, or take {name} out"
+                ) from error
             for row in rows:
                 self._send(name, row)
             self._guarded(name, self.trackers[name].replayed)
@@ -251,27 +201,24 @@ class Trackers(AbstractContextManager["Trackers"]):
         for name in self.trackers:
             self._send(name, row)
 
-    def state(self) -> dict[str, str]:
-        """Each tracker's run id, for the checkpoint."""
-        return dict(self._ids)
-
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         for name, tracker in self.trackers.items():
-            with at_most(FINISH_SECONDS):
-                self._guarded(name, partial(tracker.finish, failed=kind is not None))
-            if self.lost[name]:
-                log(f"WARNING {name}: {self.lost[name]} calls failed; metrics.jsonl has every step")
-        self.trackers.clear()
+            end = partial(self._guarded, name, partial(tracker.finish, failed=kind is not None))
+            ending = threading.Thread(target=end, daemon=True)
+            ending.start()
+            ending.join(FINISH_SECONDS)
+            if ending.is_alive():
+                log(f"WARNING {name} is not done after {FINISH_SECONDS} s; metrics.jsonl has every step")
 
     def _send(self, name: str, row: Row) -> None:
         if row["step"] > self.trackers[name].known:
             self._guarded(name, partial(self.trackers[name].log, row["step"], scalars(row)))
 
     def _guarded(self, name: str, call: Callable[[], None]) -> None:
-        """A service that is down must not end a training of days: the first failure is shown, all are counted."""
+        """A service that is down must not end a training of days: its first failure is shown."""
         try:
             call()
         except Exception as error:
-            self.lost[name] += 1
-            if self.lost[name] == 1:
-                log(f"WARNING {name} failed, the training goes on without it: {type(error).__name__}: {error}")
+            if name not in self.failed:
+                log(f"WARNING {name} failed; metrics.jsonl has every step: {type(error).__name__}: {error}")
+            self.failed.add(name)

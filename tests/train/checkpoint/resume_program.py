@@ -5,7 +5,7 @@ PLAN is a JSON file: target, data, folder and cases. Each case builds a new engi
     go_on               a case whose checkpoint it begins from; else from step 0
     steps, save_at      the last step, and the one after which it saves
     poison              the step in which the last rank's first gradient is not a number
-    trouble             {"at": step, "kind": "full disk" | "file limit"}: a save after this step that must fail, on one rank
+    trouble             a save after this step must fail, on the last rank
 It leaves {folder}/{name}.json (losses by step, what each rank was told) and {name}.safetensors and {name}-saved.safetensors
 (float32 weights at the end and when it saved, put together in process).
 
@@ -38,7 +38,6 @@ from longspec.train.micro_batches import StepBatches
 from longspec.train.setup import build_trainer
 from longspec.train.stage_folder import find_resumable
 from tests.jobs import RECIPE
-from tests.small_disk import fill
 
 TOTAL = 12  # steps the learning rate is laid out for
 IDENTITY = {"recipe": 1}
@@ -91,19 +90,14 @@ def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, po
 
 
 @contextmanager
-def trouble(kind: str, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """A disk without room (rank 0 fills it), or a limit on files that the last rank alone runs into while it writes."""
-    filler = None
-    if kind == "full disk" and ranks.is_main:
-        filler = fill(folder)
-    if kind == "file limit" and ranks.rank == ranks.world_size - 1:
+def limited_files(ranks: Ranks) -> Iterator[None]:
+    """A limit on the size of files that the last rank alone runs into while it writes."""
+    if ranks.rank == ranks.world_size - 1:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_LIMIT, resource.RLIM_INFINITY))
     dist.barrier()
     yield
     dist.barrier()
-    if filler is not None:
-        filler.unlink()
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
 
@@ -156,9 +150,9 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
             result["bytes"] = save_load.save(engine, own, state, ranks)
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
             draw()
-        if step == case.get("trouble", {}).get("at"):
+        if step == case.get("trouble"):
             told = ""
-            with trouble(case["trouble"]["kind"], folder, ranks):
+            with limited_files(ranks):
                 try:
                     save_load.save(engine, own, state, ranks)
                 except save_load.SaveError as error:

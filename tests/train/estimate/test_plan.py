@@ -2,7 +2,6 @@
 
 import copy
 import json
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
-from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
@@ -65,8 +63,7 @@ def operations_of_a_step(folder: Path) -> float:
 def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """21 rows are 5 whole global batches of 4; hours are operations by what both ranks do in an hour."""
     assert plan.main(command(folder, "--rows", "21", "--flops", "1e6", "--device", "cpu", "--gpu-memory-gib", "10")) == 0
-    text, warnings = capsys.readouterr()
-    assert "CUDA" not in text + warnings
+    text = capsys.readouterr().out
     assert "5 steps of 4 rows" in text
     assert "2 ranks x 1 micro batches of 2 rows" in text
     each = operations_of_a_step(folder)
@@ -76,8 +73,7 @@ def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str
 
 def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a stage of 200 minutes a job takes all of its 60, of a shorter one 1.25 times as long, and 10 to start."""
-    each = operations_of_a_step(folder)
-    rate = 5 * each / (200 * 60) / 2  # five steps on two ranks take 200 minutes
+    rate = 5 * operations_of_a_step(folder) / (200 * 60) / 2  # five steps on two ranks take 200 minutes
     assert plan.main(command(folder, "--rows", "21", "--flops", repr(rate), "--gpu-memory-gib", "10")) == 0
     on_host = float(re.search(r"PEAK of one rank, host +([\d.]+) MiB", capsys.readouterr().out)[1]) * 2**20  # type: ignore[index]
     for ranks, faster, minutes in ((1, 1, 60), (2, 100, 13)):
@@ -86,27 +82,23 @@ def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixtu
         [needs] = json.loads(capsys.readouterr().out)
         assert needs["minutes"] == minutes
         assert needs["memory_mb"] == pytest.approx(ranks * (on_host + 6 * 2**30) / 1e6, abs=1)
-    for option, value in (("--longest-job", "10"), ("--node-gpus", "0")):
-        assert plan.main(command(folder, "--rows", "21", option, value, "--json")) == 1
-        assert f"{option}: {value}" in capsys.readouterr().err
 
 
-def test_packed_data_are_counted(folder: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Documents and labels of real rows, here all of them."""
+def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:
+    """Labels and documents of real rows, each counted."""
     data, (recipe, runtime) = PackedRows(corpus.answers), frozen(folder)
-    monkeypatch.setattr(plan, "SAMPLE", len(data))
-    rows = plan.counted_rows(corpus.answers)
-    labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
-    assert rows == Rows(len(data), flops.document_lengths(data, range(len(data))), labels, len(data))
-    made = plan.plan_stage(TARGET, recipe, runtime, rows, 2, torch.device("cpu"))
+    made = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.answers), 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
-    head = glide_method.operations(TARGET, method_of(recipe)[1], 0, [], rows.labels, with_llm_loss=True)[1]
-    assert made.operations.head == pytest.approx(head * 4 / len(data))
+    method, settings = method_of(recipe)
+    labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
+    shape = (LENGTH * len(data), flops.document_lengths(data, range(len(data))), labels)
+    whole = flops.operations(TARGET, method, settings, *shape, with_llm_loss=True)
+    assert made.operations == pytest.approx([4 * part / len(data) for part in whole], rel=0.1)
 
 
 def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     recipe, runtime = frozen(folder)
-    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH, 1), 1, torch.device("cpu")).setup
+    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH), 1, torch.device("cpu")).setup
     state = GlideLayer(TARGET).state_dict()
     write_draft(folder / "draft", published_layout(state), {})
     files = sum(path.stat().st_size for path in (folder / "draft").iterdir())
@@ -115,24 +107,20 @@ def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     assert plan.disk_bytes(setup) < files + checkpoints < 1.05 * plan.disk_bytes(setup)
 
 
-def test_several_stages_by_name_are_added_up(folder: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    name = "qwq_glide_8gpu_slim6b_sinkpi-slicing"
-    names = [name, f"{name}_longv2-32k-zero3_5e-6-ligce-nomask"]
-    options = ["-cp", str(root / "config/exp"), "-cn", *names, "--target", str(folder / "target_manifest.json")]
-    assert plan.main([*options, "--ranks", "8", "--rows", "4096", "640", "--flops", "1e9"]) == 0
+def test_several_stages_are_added_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [[f"--{name}", *[str(folder / f"{name}.yaml")] * 2] for name in ("recipe", "runtime")]
+    options = [*files[0], *files[1], "--target", str(folder / "target_manifest.json"), "--ranks", "2"]
+    assert plan.main([*options, "--rows", "21", "41", "--flops", "1e6"]) == 0
     text = capsys.readouterr().out
-    assert "stage base: 2 steps of 2048 rows of 1024 tokens (2,097,152 tokens)" in text
-    assert "stage long: 10 steps of 64 rows of 32768 tokens" in text
     hours = [float(line.split(" hours in all")[0].split()[-1]) for line in text.splitlines() if " hours in all" in line]
-    total = float(text.split("all 2 stages: ")[1].split()[0])
-    assert math.isclose(sum(hours), total, abs_tol=0.11)
+    assert hours[1] == pytest.approx(2 * hours[0], abs=0.11)
+    assert float(text.split("all 2 stages: ")[1].split()[0]) == pytest.approx(sum(hours), abs=0.11)
 
 
 def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(command(folder, "--rows", "21", "--gpu-memory-gib", "1")) == 1
-    text, warnings = capsys.readouterr()
-    assert "DOES NOT FIT 1.00 GiB" in text
-    assert torch.cuda.is_available() or plan.FOR_GPUS in warnings
+    assert "DOES NOT FIT" in (text := capsys.readouterr().out)
+    assert "Change one or several of: " in text
 
 
 @pytest.mark.parametrize(
@@ -141,7 +129,6 @@ def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: 
         ([], "give --data or --rows for each of 1 stages"),
         (["--rows", "3"], "4 rows in a step do not fit 3 packed rows"),
         (["--rows", "21", "--ranks", "3"], "4 rows cannot be shared equally by 3 processes"),
-        (["--rows", "21", "-cn", "x"], "-cn needs -cp"),
     ],
 )
 def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,7 +158,7 @@ def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
     recipe, runtime = frozen(folder)
     recipe = copy.deepcopy(recipe)
     recipe._set_flag("readonly", False)
-    full, tenth = Rows(400, [LENGTH], 40, 1), Rows(100, [LENGTH], 4, 1)
+    full, tenth = Rows(400, [LENGTH], 40), Rows(100, [LENGTH], 4)
     alone = plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"))
     recipe.data.replay = {"base": 0.5}
     equal, sparse = (

@@ -1,4 +1,4 @@
-"""A training job that freezes itself at a given place: `python -m tests.train.lifetime.frozen PLACE -m longspec.train ...`.
+"""A training job that freezes itself before it commits: `python -m tests.train.lifetime.frozen -m longspec.train ...`.
 
 Its lease has no thread that would find out in its place, so that what is behind the place must.
 """
@@ -11,13 +11,7 @@ from typing import Any
 
 import longspec.train.__main__ as program
 from longspec import lease
-from longspec.train import stage_folder
 from longspec.train.checkpoint import save_load
-
-PLACES: dict[str, tuple[Any, str]] = {
-    "before the commit": (save_load, "fsync_path"),
-    "before checkpoint.json": (stage_folder, "publish"),
-}
 
 
 def freezing(work: Callable[..., Any]) -> Callable[..., Any]:
@@ -33,9 +27,7 @@ def freezing(work: Callable[..., Any]) -> Callable[..., Any]:
 
 
 if __name__ == "__main__":
-    place = sys.argv[1]
-    owner, name = PLACES[place]
-    setattr(owner, name, freezing(getattr(owner, name)))
+    save_load.fsync_path = freezing(save_load.fsync_path)
     lease.BEAT = 3600
-    sys.argv[1:] = sys.argv[4:]
+    sys.argv[1:] = sys.argv[3:]
     program.main()

@@ -2,10 +2,7 @@
 
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -45,47 +42,20 @@ def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkey
             of_first_rank(lambda: find_resumable(tmp_path, {"recipe": {"lr": 2}}), Ranks(rank, rank, 2))
 
 
-@pytest.mark.parametrize(
-    ("status", "time", "expected"),
-    [
-        ({"state": "failed", "deterministic": True, "reason": "no such key"}, BEGAN, "no such key"),
-        ({"state": "failed", "deterministic": True, "reason": "mended since"}, BEGAN - 1, ""),
-        ({"state": "failed", "deterministic": False, "reason": "a rank was lost"}, BEGAN, ""),
-        ([], BEGAN, ""),
-    ],
-)
+@pytest.mark.parametrize(("deterministic", "time", "expected"), [(True, BEGAN, "x"), (True, BEGAN - 1, ""), (False, BEGAN, "")])
 def test_what_would_fail_in_the_same_way_again_is_told_with_its_reason(
-    tmp_path: Path, status: Any, time: float, expected: str
+    tmp_path: Path, deterministic: bool, time: float, expected: str
 ) -> None:
-    write_json(tmp_path / "status.json", status)
+    write_json(tmp_path / "status.json", {"state": "failed", "deterministic": deterministic, "reason": "x"})
     os.utime(tmp_path / "status.json", (time, time))
     assert non_retryable_reason(tmp_path, BEGAN) == expected
 
 
-def test_what_may_go_away_by_itself_is_tried_again(tmp_path: Path) -> None:
-    assert non_retryable_reason(tmp_path, BEGAN) == ""
-    (tmp_path / "status.json").write_text('{"state": "fai')
-    assert non_retryable_reason(tmp_path, BEGAN) == ""
+def test_of_failures_only_the_non_retryable_stay(tmp_path: Path) -> None:
     status = Status(tmp_path, lambda: None)
     status.fail(NonRetryableError("wandb is not installed"))
     assert non_retryable_reason(tmp_path, 0) == "wandb is not installed"
     status.fail(MemoryError("other processes held 70 GiB"))
     assert non_retryable_reason(tmp_path, 0) == ""
-
-
-def test_a_full_disk_under_log_and_status_ends_no_job() -> None:
-    """Both write to a device without room; rules and reports have the status without torch."""
-    lines = [
-        "from pathlib import Path",
-        "from longspec.distributed import log",
-        "import longspec.train.stage_folder as admission, os, sys",
-        "def full(*_): raise OSError(28, 'No space left on device')",
-        "admission.write_json = full",
-        "log('one')",
-        "admission.Status(Path('x'), lambda: None).write('running')",
-        "log('two')",
-        "os._exit(8 if 'torch' in sys.modules else 7)",
-    ]
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", "\n".join(lines)], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert done.returncode == 7, done.stderr
+    (tmp_path / "status.json").write_text('{"state": "fai')
+    assert non_retryable_reason(tmp_path, 0) == ""

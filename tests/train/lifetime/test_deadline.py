@@ -1,14 +1,14 @@
 """The end of a Slurm job as squeue tells it; the stand-in prints what a real one prints for its format %e."""
 
-import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from longspec.distributed import Ranks
-from longspec.train.arguments import read_job, slurm_deadline
+from longspec.train.arguments import read_deadline, read_job
 
+MAIN = Ranks(0, 0, 1)
 LATER = "2031-05-06T07:08:09"
 
 
@@ -28,45 +28,34 @@ def prints(squeue: Path, text: str) -> None:
     squeue.chmod(0o755)
 
 
-def test_no_limit_and_no_job(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prints(squeue, "echo N/A")
-    assert slurm_deadline() == (None, "Slurm job 4711 has no time limit")
-    monkeypatch.delenv("SLURM_JOB_ID")
-    assert slurm_deadline() == (None, "")
-
-
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("answer", "why"),
     [
-        (None, "there is no squeue on the PATH"),
-        ("echo Bad_Job", "Invalid isoformat string: 'Bad_Job'"),
+        ("echo N/A", ""),
+        ("exit 1", "squeue does not tell the end of Slurm job 4711, so it is not stopped before: squeue gave no answer"),
+        ("echo Bad_Job", "squeue does not tell the end of Slurm job 4711, so it is not stopped before: Invalid isoformat"),
     ],
 )
-def test_no_answer_is_told(squeue: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, why: str) -> None:
-    if text is None:
-        monkeypatch.setenv("PATH", str(squeue.parent))  # there may be a Slurm on this machine
-    else:
-        prints(squeue, text)
-    end, message = slurm_deadline(pause=0.01)
-    assert end is None
-    assert message.startswith(f"squeue does not tell the end of Slurm job 4711, so it is not stopped before: {why}")
+def test_without_a_limit_or_an_answer_there_is_no_deadline(
+    squeue: Path, capsys: pytest.CaptureFixture[str], answer: str, why: str
+) -> None:
+    prints(squeue, answer)
+    assert read_deadline("slurm", MAIN, pause=0.01) is None
+    assert why in capsys.readouterr().out
 
 
-def test_an_empty_answer_is_asked_for_again(squeue: Path) -> None:
+def test_outside_of_a_job_nobody_is_asked(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert read_deadline("slurm", MAIN) is None
+
+
+def test_rank_0_alone_asks_and_an_empty_answer_is_asked_for_again(squeue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prints(squeue, f'[ -e "$0.asked" ] && echo {LATER} || touch "$0.asked"')
-    assert slurm_deadline(pause=0.01)[0] == datetime(2031, 5, 6, 7, 8, 9).timestamp()
-
-
-def test_rank_0_alone_asks(squeue: Path, capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path) -> None:
-    prints(squeue, f"echo {LATER}")
-    options = ["-cp", str(root / "config/exp"), "-cn", "qwq_glide_8gpu_slim6b", "--deadline", "slurm"]
-    options += [f"files.{name}={tmp_path / name}" for name in ("target", "data", "out")]
-    first, second = (read_job(options, Ranks(rank, 2, rank)) for rank in (0, 1))
-    assert first.deadline == time.mktime(datetime(2031, 5, 6, 7, 8, 9).timetuple())
-    assert second.deadline is None
+    assert read_deadline("slurm", Ranks(1, 1, 2)) is None
+    assert read_deadline("slurm", MAIN, pause=0.01) == datetime(2031, 5, 6, 7, 8, 9).timestamp()
     assert "Slurm job 4711 ends" in capsys.readouterr().out
 
 
 def test_nonsense_is_named() -> None:
-    with pytest.raises(ValueError, match="--deadline: 'tomorrow' is neither seconds since 1970 nor 'slurm'"):
-        read_job(["--deadline", "tomorrow"], Ranks(0, 1, 0))
+    with pytest.raises(ValueError, match="--deadline: 'tomorrow'"):
+        read_job(["--deadline", "tomorrow"], MAIN)

@@ -22,7 +22,6 @@ from longspec import lease
 from longspec.atomic_files import write_json
 from longspec.lease import Lease, acquire, read
 from tests.jobs import Job, MakeJob, finish
-from tests.train.lifetime.frozen import PLACES
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -145,14 +144,10 @@ def test_a_killed_holder_on_this_machine_is_known_at_once(tmp_path: Path, capsys
     assert "waiting" not in told
 
 
-ELSEWHERE = {"host": "another machine", "boot": "this machine before it was started anew, or one of the same name"}
-
-
-@pytest.mark.parametrize("field", ELSEWHERE)
-def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, field: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Alive it is not replaced, although its process is not here and no lock of it is seen; silent it is."""
     killed(tmp_path)
-    elsewhere = content(tmp_path) | {field: "other"}
+    elsewhere = content(tmp_path) | {"host": "other"}
     with beating(tmp_path, **elsewhere), pytest.raises(ValueError, match="another job is writing here"):
         acquire(tmp_path)
     assert content(tmp_path) == elsewhere
@@ -161,84 +156,30 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, field: str, c
     held = acquire(tmp_path)
     assert time.monotonic() - began >= PACE["STALE"]
     assert is_held_by(tmp_path, held)
-    told = capsys.readouterr().out
-    assert re.search(rf"taken over from .* on {elsewhere['host']}, process \d+, which has given no sign of life for 1 s", told)
+    assert re.search(
+        r"taken over from .* on other, process \d+, which has given no sign of life for 1 s", capsys.readouterr().out
+    )
 
 
-def test_clocks_of_two_machines_are_not_compared(tmp_path: Path) -> None:
-    """A file system that takes its times from the machines: one is behind."""
-    with beating(tmp_path):
-        at = time.time() - 3600 * 1000
-        utime = os.utime
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(os, "utime", lambda path: utime(path, (at + time.monotonic(), at + time.monotonic())))
-            with pytest.raises(ValueError, match=r"Slurm job 77 on node7.*scancel 77"):
-                acquire(tmp_path)
-    utime(tmp_path / lease.LEASE, (at, at))
-    assert is_held_by(tmp_path, acquire(tmp_path))
-
-
-def test_a_file_system_without_locks_has_the_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed holder of this machine is not told from a living one by the lock then."""
-
-    def flock(*_: Any) -> NoReturn:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    killed(tmp_path)
-    monkeypatch.setattr(fcntl, "flock", flock)
-    dead = content(tmp_path)
-    with beating(tmp_path, **dead), pytest.raises(ValueError, match="another job is writing here"):
-        acquire(tmp_path)
-    held = acquire(tmp_path)
-    with pytest.raises(ValueError, match="another job is writing here"):
-        acquire(tmp_path)
-    assert is_held_by(tmp_path, held)
-
-
-@pytest.mark.parametrize("before", ["nothing", "stale"])
 def test_of_many_that_take_over_at_once_one_gets_it(
-    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, before: str
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lease, "STALE", 0.3)
     monkeypatch.setattr(lease, "SETTLE", 1.0)
     together = threading.Barrier(4)
-    for number in range(2):
-        out = tmp_path / str(number)
-        if before != "nothing":
-            write_json(out / lease.LEASE, {"holder": "dead", "host": "node0", "released": False})
+    write_json(tmp_path / lease.LEASE, {"holder": "dead", "host": "node0", "released": False})
 
-        def attempt(host: str, out: Path = out) -> Lease | ValueError:
-            together.wait()
-            try:
-                return acquire(out, host)
-            except ValueError as error:
-                return error
+    def attempt(host: str) -> Lease | ValueError:
+        together.wait()
+        try:
+            return acquire(tmp_path, host)
+        except ValueError as error:
+            return error
 
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(attempt, [f"node{taker}" for taker in range(1, 5)]))
-        winners = [one for one in found if isinstance(one, Lease)]
-        assert len(winners) == 1, found
-        assert is_held_by(out, winners[0])
-        winners[0].release()
-
-
-def test_one_that_comes_too_late_in_that_moment_leaves_one_writer(
-    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It saw the folder free, then stood still for longer than the other waited."""
-    replace, others = Path.replace, []
-
-    def late(path: Path, target: Path) -> Path:
-        if not others:
-            others.append(None)
-            others.append(acquire(tmp_path, "node1"))
-        return replace(path, target)
-
-    monkeypatch.setattr(Path, "replace", late)
-    held = acquire(tmp_path, "node2")
-    assert is_held_by(tmp_path, held)
-    with pytest.raises(EndError):
-        others[1].check()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(attempt, [f"node{taker}" for taker in range(1, 5)]))
+    [winner] = [one for one in found if isinstance(one, Lease)]
+    assert is_held_by(tmp_path, winner)
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
@@ -311,11 +252,9 @@ def take_over(job: Job) -> Lease:
     return acquire(job.out, "node2")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("place", PLACES)
-def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob, place: str) -> None:
-    """Another one has taken its folder over, and is not disturbed by it."""
-    frozen, whole = make_job("frozen", launcher=[sys.executable, "-m", "tests.train.lifetime.frozen", place]), make_job("whole")
+def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob) -> None:
+    """Right before it commits a checkpoint. Another one has taken its folder over, and is not disturbed by it."""
+    frozen, whole = make_job("frozen", launcher=[sys.executable, "-m", "tests.train.lifetime.frozen"]), make_job("whole")
     process = frozen.start()
     frozen.wait_until(lambda: is_frozen(process), process)
     other = take_over(frozen)
@@ -326,9 +265,8 @@ def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob, place: s
     assert code == os.EX_TEMPFAIL
     assert "it ends and writes nothing more" in text
     assert written(frozen) == before
-    if place == "before the commit":
-        other.release()
-        frozen.launcher = whole.launcher
-        whole.run()
-        assert "starting at step 0" in frozen.run()
-        assert_same(whole, frozen)
+    other.release()
+    frozen.launcher = whole.launcher
+    whole.run()
+    assert "starting at step 0" in frozen.run()
+    assert_same(whole, frozen)

@@ -225,26 +225,14 @@ def save(
     for work in (prepare, write, commit):
         answers, fault = _together(work, ranks)
         if fault:
-            raise SaveError(_given_up(folder, beside, f"step {state['step']} could not be saved: {fault}", size, ranks))
+            of_first_rank(lambda: shutil.rmtree(beside, ignore_errors=True), ranks)
+            raise SaveError(
+                f"{folder}: the checkpoint of step {state['step']} could not be saved: {fault}; those before it are "
+                "whole. Make room on the disk or under the quota, then start again"
+            )
         if work is write:
             written = answers
     return size
-
-
-def _given_up(folder: Path, beside: Path, reason: str, size: int, ranks: Ranks) -> str:
-    """Remove what was written of a checkpoint; return, on all ranks, what it needs."""
-
-    def clean() -> str:
-        shutil.rmtree(beside, ignore_errors=True)
-        free = shutil.disk_usage(folder).free if folder.exists() else 0
-        whole = [str(folder / name) for name in checkpoint_dir.SLOTS if (folder / name).exists()]
-        return (
-            f"{folder}: the checkpoint of {reason}; it needs {size + RESERVE} bytes, {free} are free now. "
-            f"{f'The one before it is whole ({whole[0]})' if whole else 'There is none before it'}. Make room on the disk or "
-            "under the quota, then start again"
-        )
-
-    return of_first_rank(clean, ranks)
 
 
 def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:

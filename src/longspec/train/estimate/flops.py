@@ -7,9 +7,8 @@ than once or to keys that a mask hides.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +35,7 @@ PEAK_BF16 = {
 }
 
 
-@dataclass(frozen=True)
-class Operations:
+class Operations(NamedTuple):
     """Operations: the target's forward, the draft's forward and backward, the products with the head."""
 
     target: float
@@ -48,10 +46,6 @@ class Operations:
     def total(self) -> float:
         """The sum of all three."""
         return self.target + self.draft + self.head
-
-    def plus(self, other: "Operations", times: float) -> "Operations":
-        """These operations and `times` as many of the other."""
-        return Operations(self.target + times * other.target, self.draft + times * other.draft, self.head + times * other.head)
 
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:

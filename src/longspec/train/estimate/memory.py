@@ -5,7 +5,7 @@ feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, 
 """
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, R
 from longspec.distributed import Ranks, log
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
-from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width, heads_of_rank, without_layers
@@ -31,8 +30,10 @@ OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
-CHUNK = 4096  # what is proposed for runtime.target_chunk
-LARGEST = 4  # items that a message names
+WAYS_OUT = (
+    f"runtime.micro_batch: 1; runtime.target: {PARTITIONED} or {TENSOR_PARALLEL}; runtime.target_chunk: 4096; "
+    "runtime.deepspeed: zero_stage 3, offload_optimizer cpu; a shorter recipe.data.sequence_length; more processes"
+)
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
 
 
@@ -185,9 +186,6 @@ def target_items(setup: Setup) -> list[Item]:
         items.append(Item("kept of another rank's rows", setup.kept_of_target, TARGET))
     elif setup.device.type == "cuda":
         items.append(Item("target while it is loaded", setup.target_bytes, on_host=True))
-    if config.model_type == "gpt_oss" and setup.device.type == "cuda" and fastest("cuda", setup.dtype, width, False) == SDPA:
-        # Scores, weights and a mask in float32, of a block of queries and one key/value head.
-        items.append(Item("attention scores beside sinks", 12 * groups * QUERY_BLOCK * setup.sequence_length, TARGET))
     if at_once < tokens:
         all_layers = 2 * key_values * (layers - 1) + hidden
         items.append(Item("target keys and values of all layers", all_layers * tokens * element, TARGET))
@@ -250,45 +248,18 @@ def gib(size: float) -> str:
 
 def table(setup: Setup) -> str:
     """Return the estimate as lines, largest first, with the peaks of device and host."""
-    items, lines = estimate(setup), []
+    items, lines = sorted(estimate(setup), key=lambda item: -item.bytes), []
     for on_host, place in ((False, "device"), (True, "host")):
-        here = sorted((item for item in items if item.on_host == on_host), key=lambda item: -item.bytes)
-        lines += [f"  {item.name:38s} {gib(item.bytes):>12s}  {item.phase}" for item in here]
-        if here:
-            lines.append(f"  {f'PEAK of one rank, {place}':38s} {gib(peak(items, on_host=on_host)):>12s}")
+        lines += [f"  {item.name:38s} {gib(item.bytes):>12s}  {item.phase}" for item in items if item.on_host == on_host]
+        lines.append(f"  {f'PEAK of one rank, {place}':38s} {gib(peak(items, on_host=on_host)):>12s}")
     return "\n".join(lines)
 
 
-def alternatives(setup: Setup) -> list[tuple[str, int]]:
-    """Return switches that lower the device's peak, each with the peak it alone leads to, the best first."""
-    half, found = setup.sequence_length // 2, []
-    changes: dict[str, dict[str, Any]] = {
-        "runtime.micro_batch: 1": {"micro_batch": 1},
-        f"runtime.target: {PARTITIONED}": {"target": PARTITIONED},
-        f"runtime.target: {TENSOR_PARALLEL}": {"target": TENSOR_PARALLEL},
-        f"runtime.target_chunk: {CHUNK}": {"target_chunk": CHUNK},
-        "runtime.deepspeed.zero_stage: 3": {"zero_stage": 3},
-        "runtime.deepspeed.offload_optimizer: cpu": {"offload": "cpu", "zero_stage": max(1, setup.zero_stage)},
-        f"recipe.data.sequence_length: {half}, with data packed for it": {"sequence_length": half},
-        f"{2 * setup.world_size} processes": {"world_size": 2 * setup.world_size},
-    }
-    for text, change in changes.items():
-        then = replace(setup, **change)
-        possible = then.target != TENSOR_PARALLEL or heads_of_rank(then.config, then.world_size)
-        if possible and peak(estimate(then)) < 0.99 * peak(estimate(setup)):
-            found.append((text, peak(estimate(then))))
-    return sorted(found, key=lambda pair: pair[1])
-
-
-def explain_out_of_memory(setup: Setup, available: int) -> str:
-    """Return how much is needed and how much there is, what takes most, and what to change."""
-    items = estimate(setup)
-    largest = sorted((item for item in items if not item.on_host), key=lambda item: -item.bytes)[:LARGEST]
-    most = ", ".join(f"{item.name} {gib(item.bytes)}" for item in largest)
-    options = "; ".join(f"{text} (then {gib(then)})" for text, then in alternatives(setup))
+def out_of_memory(setup: Setup, available: int) -> str:
+    """Return how much is needed and how much there is, and what to change."""
     return (
         f"out of memory: a micro batch of {setup.micro_batch} x {setup.sequence_length} tokens needs about "
-        f"{gib(peak(items))} of this device's {gib(available)}; most of it: {most}. Change one or several of: {options}"
+        f"{gib(peak(estimate(setup)))} of this device's {gib(available)}. Change one or several of: {WAYS_OUT}"
     )
 
 
@@ -299,9 +270,9 @@ def memory_of(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def to_come(items: list[Item]) -> int:
+def engine_bytes(setup: Setup) -> int:
     """Return the bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
-    return sum(item.bytes for item in items if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
+    return sum(item.bytes for item in training_state(setup) if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
 
 
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
@@ -317,7 +288,7 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
         others = total - free - torch.cuda.memory_reserved(device)
     try:
         with torch.random.fork_rng([device] if on_gpu else []):
-            later = torch.empty(to_come(estimate(setup)) if on_gpu else 0, dtype=torch.uint8, device=device)
+            later = torch.empty(engine_bytes(setup) if on_gpu else 0, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
             named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
@@ -326,7 +297,7 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
             raise
-        reason = explain_out_of_memory(setup, memory_of(device))
+        reason = out_of_memory(setup, memory_of(device))
         if others > GPU_OVERHEAD:  # may be gone in the next attempt
             raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
         raise ValueError(reason) from error
