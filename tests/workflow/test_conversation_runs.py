@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from longspec.atomic_files import write_json
-from longspec.config import yaml_files
 from longspec.methods.eagle3.settings import layer_weights
-from longspec.report.prediction import cost_ratio, shape_of
+from longspec.models.target_config import read_target_config
 from longspec.train.estimate import plan as estimate
 from longspec.workflow.checks import forgetting_warning
 from longspec.workflow.plan import Plan
@@ -113,11 +112,18 @@ def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
     peak, hours = (re.findall(pattern, told)[0] for pattern in PATTERNS)
     node = json.loads(estimated(settings, plan, run, target, capsys, "--json"))[0]["memory_mb"]
     assert node < 900_000  # MB of a node, by profiles/slurm/profile.yaml
-    shape = shape_of(run, yaml_files.read(target.parent / "target/config.json"))
-    cost = cost_ratio(shape, layer_weights(shape), 32000 / shape.vocab_size)
+    cost = cost_of_a_draft_step(read_target_config(target.parent / "target"), 32000)
     figures = f"{float(peak):.1f} | {node / 1000:.0f} | {hours} | {cost:.3f}"
     source = plan.model_source(TARGETS[run][0]).removeprefix("hf:")
     assert f"| `{run}` | {source} | {figures} |" in (root / "docs/serve.md").read_text()
+
+
+def cost_of_a_draft_step(target: Any, proposed: int) -> float:
+    """The weights that a draft step reads for a token, over those of a step of the target: `c` in docs/choose.md."""
+    width = getattr(target, "num_experts_per_tok", 1) * getattr(target, "moe_intermediate_size", target.intermediate_size)
+    attention = 2 * target.head_dim * (target.num_attention_heads + target.num_key_value_heads)
+    whole = target.num_hidden_layers * (attention + 3 * width) + target.vocab_size
+    return layer_weights(target) / target.hidden_size / whole + proposed / whole
 
 
 def estimated(settings: Settings, plan: Plan, run: str, target: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
