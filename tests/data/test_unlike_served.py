@@ -67,7 +67,7 @@ def test_it_is_said_of_more_than_a_tenth(
     options = plan.parser().parse_args(["--target", "x", "--ranks", "1", "--data", str(packed)])
     plan.read_rows(options, [plan.compose("train", ["run=demo", "recipe.data.sequence_length=64"]).recipe])
     told.append(capsys.readouterr().err)
-    (row,) = tables.packed_table([read_json(packed)], [])
+    (row,) = tables.packed_table([read_json(packed)])
     told.append(row["warning"])
     found = [re.search(TOLD, text) for text in told]
     assert [match is not None for match in found] == [is_said] * 4, told

@@ -96,15 +96,8 @@ def metric_rows(steps: int, start: float, end: float, floor: float, seed: int) -
         rows.append(
             {"step": step, "loss": loss, "llm_loss": floor + noise, "lr": 1e-3, "grad_norm": 0.7, "tokens": 8192}
             | {"labels": 8100, "tokens_seen": step * 8192, "seconds": 0.6, "skipped": 0}
-            | ({} if step % 50 else {"held_out": held_out_row(step)})
         )
     return rows
-
-
-def held_out_row(step: int) -> dict[str, float]:
-    """An estimate of the trainer; half of the drafts are right at step 100, in each of two places."""
-    share = min(1.0, step / 200)
-    return {"acceptance_1": share, "acceptance_2": share, "expected_tokens": 1 + share + share**2, "loss": 3.0, "seconds": 0.1}
 
 
 @cache
@@ -150,11 +143,7 @@ def write_data(folder: Path) -> tuple[list[Path], list[Path]]:
         records = {"train": read - read // 20 - 3, "held_out": read // 20, "rejected": 1, "filtered": 2}
         records |= {"read": read, "made": 0}
         raw.append(folder / "raw" / name / "manifest.json")
-        place = {"file": f"inputs/{name}.jsonl", "line": 7}
-        faults = {"rejects": [{"field": "text", "reason": "holds <NUL>", "count": 1, **place}]}
-        faults["notes"] = [{"field": "line", "reason": "the line ends in CRLF", "count": 12, **place}]
-        content = {"name": name, "settings": {}, "files": {}, "records": records, **faults}
-        write_json(raw[-1], content | {"align": {"align[0].filter": {"records filtered out": 2}, "align[1].rename": {}}})
+        write_json(raw[-1], {"name": name, "settings": {}, "files": {}, "records": records})
         rows = 3_900_000 // length
         packed.append(folder / "packed" / "demo" / f"{name}-{collation}-{length}-{overlong}" / "manifest.json")
         content = {"dataset": name, "rows": rows, "sequence_length": length, "collation": collation, "overlong": overlong}

@@ -30,21 +30,13 @@ def reported(folder: Path, sample: Any) -> tuple[Any, Any, str, str]:
 
 
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
-    numbers, parser, source, text = reported(tmp_path, {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS})
-    assert numbers["samples"]["base"] == {"longcot": {"short": {"tokens": 6, "kept": 3}}}
+    _, parser, source, text = reported(tmp_path, {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS})
     assert not parser.tags & {"script", "img"}
     assert "onclick" not in {name for _, attributes in parser.elements for name in attributes}
     assert "<img src=x onerror=alert(2)>" in text
     assert "longcot: 3 of 6 tokens were drafted" in text
-    spans = [attributes for tag, attributes in parser.elements if tag == "span" and "title" in attributes]
-    assert [(span["class"], span["title"]) for span in spans] == [
-        ("target", "the target's own; no draft was asked for here"),
-        ("kept-1", "draft token 1 of its round, kept"),
-        ("kept-2", "draft token 2 of its round, kept"),
-        ("target", "the target's own; no draft was asked for here"),
-        ("kept-1", "draft token 1 of its round, kept"),
-        ("target missed", "the target's own; a draft was rejected here, or none made"),
-    ]
+    spans = [attributes["class"] for tag, attributes in parser.elements if tag == "span" and "title" in attributes]
+    assert spans == ["target", "kept-1", "kept-2", "target", "kept-1", "target missed"]
     assert "&lt;/script&gt;&#34;↵\n" in source
     assert '<script> alert(1) </script>"↵ &amp;" onclick="x ␀⇥' in text
 
@@ -53,20 +45,14 @@ def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> 
     arguments = write_tiny(tmp_path, engine="vllm", seconds_draft=None, seconds_target=None)
     settings = json.dumps(TINY | {"engine": "vllm"})
     arguments[arguments.index("--settings") + 1] = settings
-    path = tmp_path / "results/base/evaluation/longcot.jsonl"
-    token = {"text": "x", "depth": 0}
-    sample = {"before": "", "tokens": [token, token | {"depth": 1}, token]}
-    jsonl.write(path, [row | ({"sample": sample} if row["prompt"] == 0 else {}) for row in list(jsonl.read(path))])
     numbers = report(arguments)
     speed = numbers["speed"]["base"]["longcot"]
     assert speed["speed_up"]["mean"] == 1.5
     names = ("draft_share", "target_share", "other_share", "measured_cost_ratio", "verification_cost_ratio")
     assert [speed[name] for name in names] == [None] * 5
     assert {row["draft_share"] for row in numbers["measured"]["base"]["longcot"]} == {None}
-    assert numbers["samples"]["base"]["longcot"]["short"] == {"tokens": 3, "kept": 1}
     _, _, text = read_page(tmp_path)
     assert "Everything was decoded by vLLM and counted by its own counters; prompt lookup is vLLM's." in text
-    assert "1 of 3 tokens were drafted" in text
     assert "nan" not in text.lower().split()
     arguments[arguments.index("--settings") + 1] = json.dumps(TINY)
     with pytest.raises(ValueError, match=r"untrained\.jsonl: line 1: task short, temperature 0, chain of 2, by vllm, "):

@@ -40,13 +40,11 @@ def make_report(options: argparse.Namespace) -> None:
     vocabularies = dict(options.vocabulary)
     records = records_that_chose(folder for _, folder in options.variant)
     variants = [
-        read_variant(name, folder, settings, vocabularies.pop(name, None), options.evaluations, records)
+        read_variant(name, folder, settings, vocabularies.get(name), options.evaluations, records)
         for name, folder in options.variant
     ]
-    if vocabularies:
-        raise ValueError(f"--vocabulary: {', '.join(vocabularies)}: no such variant is reported; add --variant NAME=FOLDER")
     raw, packed, answered = (list(map(read_json_object, paths)) for paths in (options.raw, options.packed, options.answers))
-    numbers = report_numbers(options.run, variants, target, settings, options.gates)
+    numbers = report_numbers(options.run, variants, settings, options.gates)
     page = render(variants, numbers, settings, target, raw, packed, answered)
     for variant in variants:
         if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):

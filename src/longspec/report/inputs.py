@@ -14,7 +14,6 @@ from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.measure import lines
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings
-from longspec.report.prediction import Shape, shape_of
 
 
 @dataclass(frozen=True)
@@ -109,16 +108,17 @@ def read_variant(
 
 @dataclass(frozen=True)
 class Target:
-    """The target LLM of the run."""
+    """The target LLM of the run. config: what its config.json says."""
 
-    shape: Shape
+    name: str
+    config: dict[str, Any]
     manifest_hash: str
     source: str
 
 
 def read_target(model_dir: Path) -> Target:
-    """Read the target's shape from its own config.json, found through its manifest."""
+    """Read the target's config.json, found through its manifest."""
     path = model_dir / "target_manifest.json"
     manifest = read_json_object(path)
-    shape = shape_of(model_dir.name, read_json_object(Path(manifest["path"]) / "config.json"))
-    return Target(shape, sha256_file(path), str(manifest["source"]))
+    config = read_json_object(Path(manifest["path"]) / "config.json")
+    return Target(model_dir.name, config, sha256_file(path), str(manifest["source"]))

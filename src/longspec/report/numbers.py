@@ -12,8 +12,7 @@ from longspec.measure.estimates import acceptance, difference, ratio_of
 from longspec.measure.lines import SUMS, Evaluation, check_pairs, summarize
 from longspec.measure.tasks import Settings
 from longspec.report.chain_lengths import expected_speeds
-from longspec.report.inputs import Stage, Target, Variant
-from longspec.report.prediction import predictions
+from longspec.report.inputs import Variant
 from longspec.report.tables import flatten
 
 Row = dict[str, Any]
@@ -34,15 +33,6 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
             if found["rounds"][chosen_P].sum():
                 rows.append({"task": task, "from": low, "to": high, **acceptance(found, chosen_P)})
     return rows
-
-
-def by_position(found: Evaluation, settings: Settings) -> dict[str, list[float]]:
-    """Return by task the share of rounds in which the first, second, ... drafted token was accepted."""
-    shares = {}
-    for task in settings.tasks:
-        accepted = np.array([count for line in found.main_lines if line["task"] == task for count in line["accepted"]])
-        shares[task] = [float(np.mean(accepted >= place)) for place in range(1, settings.draft_tokens + 1)]
-    return shares
 
 
 def speed(found: Evaluation, settings: Settings) -> Row:
@@ -81,23 +71,6 @@ def improvements(variant: Variant, settings: Settings) -> list[Row]:
             found = difference(new, old, new.of_task(task)) if task else UNMEASURED
             rows.append({"stage": stage.name, "before": before, "data": stage.data, "task": task} | found)
     return rows
-
-
-def all_samples(variant: Variant) -> dict[str, list[Row]]:
-    """Return by drafter the texts after each task's first prompt, at the main setting; a drafter without one is left out.
-
-    A token is {text, depth}, its depth that in the draft of its round, 0: the target's own; counts: the tokens, and the drafted
-    ones that were kept.
-    """
-    found: dict[str, list[Row]] = {}
-    for drafter, one in variant.evaluations.items():
-        for line in one.main_lines:
-            if "sample" in line:
-                tokens = line["sample"]["tokens"]
-                counts = {"tokens": len(tokens), "kept": sum(token["depth"] > 0 for token in tokens)}
-                named = {"task": line["task"], "context_tokens": line["context_tokens"], "counts": counts}
-                found.setdefault(drafter, []).append(named | line["sample"])
-    return found
 
 
 def lossless(variant: Variant) -> Row:
@@ -153,58 +126,38 @@ def told_differently(variants: list[Variant]) -> list[Row]:
     return rows
 
 
-def estimates(stage: Stage) -> list[Row]:
-    """Return each logged estimate with its step: acceptance_k by lag, expected_tokens a round, loss in nats, seconds."""
-    logged = [{"step": row["step"]} | row["held_out"] for row in stage.metrics if "held_out" in row]
-    return [row for row in logged if row["expected_tokens"] is not None]  # null: it was not finite
-
-
-def figures_of(variant: Variant, settings: Settings, target: Target, gates: dict[str, float | None]) -> Row:
+def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | None]) -> Row:
     """Return what a report tells of a variant, by its name there; most of it by drafter."""
     drafters, held = variant.evaluations, variant.vocabulary
     final = drafters[variant.final]
     all_P = final.of_task(None)
-    overall = {name: acceptance(one, all_P) for name, one in drafters.items()}
-    by_task = {name: {task: (one, one.of_task(task)) for task in settings.tasks} for name, one in drafters.items()}
-    seconds = ("seconds_plain", "seconds_speculative")
+    by_task = {name: {task: acceptance(one, one.of_task(task)) for task in settings.tasks} for name, one in drafters.items()}
     judged = gate.judge({stage.name: stage.data for stage in variant.stages}, variant.final, drafters, settings, gates)
-    samples, tau = all_samples(variant), overall[variant.final]["mean"]
-    head_share = 1.0 if held is None else len(held.ids) / held.size
     both = drafters.get(WITH_LOOKUP)
     return {
-        "variants": {name: {task: acceptance(*each) for task, each in tasks.items()} for name, tasks in by_task.items()},
-        "overall": overall,
+        "variants": by_task,
+        "overall": {name: acceptance(one, all_P) for name, one in drafters.items()},
         "by_context": {name: by_context(one, settings) for name, one in drafters.items()},
-        "by_position": {name: by_position(one, settings) for name, one in drafters.items()},
         "speed": {name: speed(one, settings) for name, one in drafters.items()},
-        "speed_by_task": {
-            name: {task: ratio_of(chosen_P, (one, *seconds)) for task, (one, chosen_P) in tasks.items()}
-            for name, tasks in by_task.items()
-        },
         "lossless": lossless(variant),
-        "training_estimates": {stage.name: estimates(stage) for stage in variant.stages},
         "improvements": improvements(variant, settings),
         "against_baselines": [
             {"stage": variant.final, "before": name} | difference(final, drafters[name], all_P) for name in variant.baselines
         ],
         "with_lookup": None if both is None else difference(both, final, all_P),
         "chain_lengths": expected_speeds(variant, settings),
-        "samples": {drafter: {each["task"]: each["counts"] for each in texts} for drafter, texts in samples.items()},
         "measured": {name: summarize(one.lines) for name, one in drafters.items()},
         "gates": judged,
         "gate_counts": gate.count(judged),
         "vocabulary": None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage},
         "final": variant.provenance.get(FINAL, {"stage": variant.final}),
         "left_out": final.left_out,
-        "predicted": predictions(target.shape, tau, settings.draft_tokens, variant.stages[-1].recipe.method, head_share),
     }
 
 
-def report_numbers(
-    run: str, variants: list[Variant], target: Target, settings: Settings, gates: dict[str, float | None]
-) -> Row:
+def report_numbers(run: str, variants: list[Variant], settings: Settings, gates: dict[str, float | None]) -> Row:
     """Return all measured numbers that the page shows, which are the content of report.json."""
-    found = {variant.name: figures_of(variant, settings, target, gates) for variant in variants}
+    found = {variant.name: figures_of(variant, settings, gates) for variant in variants}
     between = {"between_variants": between_variants(variants, settings), "told_differently": told_differently(variants)}
     by_part = {part: {name: numbers[part] for name, numbers in found.items()} for part in found[variants[0].name]}
     return {"run": run, **between, **by_part}

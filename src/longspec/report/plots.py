@@ -1,4 +1,4 @@
-"""The figures: acceptance by drafter, context length and position, speed-up by drafter, loss by step.
+"""The figures: acceptance by drafter and by context length, loss by step.
 
 A legend names the series. Suffix: T optimizer steps.
 """
@@ -9,12 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure.tasks import Settings
 from longspec.report.inputs import Stage, Variant
-from longspec.report.style import COLOUR, DASHED, MARKERS, Series, bare, drafter_colour, panels, quiet, to_svg
+from longspec.report.style import COLOUR, DASHED, MARKERS, bare, drafter_colour, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
 POINTS = 800  # drawn per curve at most: more than a panel has pixels
@@ -42,22 +41,17 @@ def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker
 
 
 def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return axis limits: just below 1 (no draft accepted, no speed-up) or the lowest end, and just above the highest."""
+    """Return axis limits: just below 1 (no draft accepted) or the lowest end, and just above the highest."""
     low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
     high = max(1.0, *(found["mean"] if found["high"] is None else found["high"] for found in values))
     return low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02
 
 
-BY_DRAFTER = {  # by figure: the part of the numbers, the label of its axis, its description
-    "acceptance": ("variants", "acceptance length, tokens per round", "Acceptance length"),
-    "speed": ("speed_by_task", "speed-up, times plain decoding", "Measured speed-up"),
-}
+def by_drafter(variants: list[Variant], found: dict[str, Any], settings: Settings) -> Markup:
+    """Draw the acceptance lengths: a panel per task, a row per drafter, a marker per variant; equal scales.
 
-
-def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], settings: Settings) -> Markup:
-    """Draw a figure of BY_DRAFTER: a panel per task, a row per drafter, a marker per variant; equal scales."""
-    part, label, told = BY_DRAFTER[kind]
-    found = numbers[part]
+    found: by variant, drafter and task.
+    """
     drafters = list(dict.fromkeys(name for variant in variants for name in variant.evaluations))
     low, high = interval_limits([found[v.name][d][t] for v in variants for d in v.evaluations for t in settings.tasks])
     with quiet():
@@ -65,11 +59,11 @@ def by_drafter(kind: str, variants: list[Variant], numbers: dict[str, Any], sett
         for axes, task in zip(row, settings.tasks, strict=True):
             _drafters_panel(axes, task, variants, found, drafters)
             axes.set(xlim=(low, high + 0.14 * (high - low)), title=f"{task}  ·  {settings.tasks[task].origin}")
-            axes.set_xlabel(label)
+            axes.set_xlabel("acceptance length, tokens per round")
         row[0].set_ylim(len(drafters) - 0.45, -0.55)
         row[0].set_yticks(range(len(drafters)), [drafter_name(drafter) for drafter in drafters])
         row[0].tick_params(axis="y", labelcolor=COLOUR["ink"])
-        return to_svg(figure, kind, f"{told} of each drafter on each task, with 95 % intervals")
+        return to_svg(figure, "acceptance", "Acceptance length of each drafter on each task, with 95 % intervals")
 
 
 def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, drafters: list[str]) -> None:
@@ -86,64 +80,36 @@ def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, 
             text.set_bbox({"facecolor": COLOUR["paper"], "edgecolor": "none", "pad": 0.6})  # lines do not cross the figure
 
 
-def by_context(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """Draw a figure by name: a panel per task, a group of points per bucket, a line per series; all on one scale.
+def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], settings: Settings) -> Markup:
+    """Draw the acceptance length by context length: a panel per task, a group of points per bucket, a line per drafter.
 
-    Values of a series: its buckets of context length.
+    found: the buckets of each drafter.
     """
-    limits = interval_limits([bucket for series in found.values() for one in series for bucket in one.values])
-    drawn = {}
-    for name, series in found.items():
-        buckets = {task: [b for b in series[0].values if b["task"] == task] for task in settings.tasks}
-        with quiet():
-            figure, row = panels([max(len(held), 1.4) for held in buckets.values()], 3.1)
-            for axes, (task, held) in zip(row, buckets.items(), strict=True):
-                bare(axes)
-                for number, one in enumerate(series):
-                    values = [bucket for bucket in one.values if bucket["task"] == task]
-                    at = [place + 0.13 * (number - (len(series) - 1) / 2) for place in range(len(values))]
-                    means = [value["mean"] for value in values]
-                    axes.plot(at, means, color=one.colour, linewidth=1.0, alpha=0.55, label=one.label)
-                    for place, value in zip(at, values, strict=True):
-                        draw_point(axes, value, place, one.colour, "o")
-                ends = [[f"{b[end] // 1024}k" if b[end] >= 1024 else b[end] for end in ("from", "to")] for b in held]
-                names = [f"{low}–{high}\nn = {b['prompts']}" for (low, high), b in zip(ends, held, strict=True)]
-                axes.set_xticks(range(len(held)), names)
-                axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
-            words = ("acceptance length", "context length, tokens")
-            drawn[name] = _named(figure, row, *words, f"context-{name}", f"Acceptance length by context length, {name}")
-    return drawn
+    limits = interval_limits([bucket for buckets in found.values() for bucket in buckets])
+    shown = {task: [bucket for bucket in found[variant.final] if bucket["task"] == task] for task in settings.tasks}
+    with quiet():
+        figure, row = panels([max(len(held), 1.4) for held in shown.values()], 3.1)
+        for axes, (task, held) in zip(row, shown.items(), strict=True):
+            bare(axes)
+            for number, (drafter, buckets) in enumerate(found.items()):
+                colour = drafter_colour(drafter, variant.stage_names)
+                values = [bucket for bucket in buckets if bucket["task"] == task]
+                at = [place + 0.13 * (number - (len(found) - 1) / 2) for place in range(len(values))]
+                means = [value["mean"] for value in values]
+                axes.plot(at, means, color=colour, linewidth=1.0, alpha=0.55, label=drafter_name(drafter))
+                for place, value in zip(at, values, strict=True):
+                    draw_point(axes, value, place, colour, "o")
+            axes.set_xticks(range(len(held)), [_bucket_name(bucket) for bucket in held])
+            axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
+        row[0].set_ylabel("acceptance length")
+        figure.supxlabel("context length, tokens", color=COLOUR["muted"], fontsize=9)
+        row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
+        return to_svg(figure, f"context-{variant.name}", f"Acceptance length by context length, {variant.name}")
 
 
-def by_position(found: dict[str, list[Series]], settings: Settings) -> dict[str, Markup]:
-    """Draw a figure by name: a panel per task, a line per series; all on one scale.
-
-    Values of a series: by task the shares of rounds that kept token 1, 2, ...
-    """
-    highest = max(max(shares) for series in found.values() for one in series for shares in one.values.values())
-    places, drawn = list(range(1, settings.draft_tokens + 1)), {}
-    for name, series in found.items():
-        with quiet():
-            figure, row = panels([1.0] * len(settings.tasks), 2.9)
-            for axes, task in zip(row, settings.tasks, strict=True):
-                bare(axes)
-                for one in series:
-                    look: dict[str, Any] = {"color": one.colour, "marker": "o", "markersize": 4.5}
-                    axes.plot(places, one.values[task], linewidth=1.5, clip_on=False, label=one.label, **look)
-                limits = (-0.02, min(1.02, highest * 1.08 + 0.02))
-                axes.set(xlim=(0.8, len(places) + 0.2), ylim=limits, xticks=places, title=task)
-                axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
-            words = ("rounds in which it was accepted", "place of the drafted token in its round")
-            drawn[name] = _named(figure, row, *words, f"position-{name}", f"Acceptance by position in the round, {name}")
-    return drawn
-
-
-def _named(figure: Figure, row: list[Axes], up: str, across: str, name: str, description: str) -> Markup:
-    """Name the axes and the series."""
-    row[0].set_ylabel(up)
-    figure.supxlabel(across, color=COLOUR["muted"], fontsize=9)
-    row[-1].legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return to_svg(figure, name, description)
+def _bucket_name(bucket: dict[str, Any]) -> str:
+    low, high = (f"{end // 1024}k" if end >= 1024 else str(end) for end in (bucket["from"], bucket["to"]))
+    return f"{low}–{high}\nn = {bucket['prompts']}"
 
 
 def smooth(values_T: FloatArray) -> FloatArray:
@@ -162,49 +128,34 @@ def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
     return step_T, loss_T, target_T
 
 
-def losses(found: dict[str, list[Series]]) -> dict[str, Markup]:
-    """Draw a figure by name; a panel per stage, each with its own y axis, for stages train on different kinds of text.
+def losses(variant: Variant) -> Markup:
+    """Draw a panel per stage, each with its own y axis, for stages train on different kinds of text.
 
     Each step's loss is faint, the smoothed one on top, the target's own loss dashed.
     """
-    scales, drawn = _scales([one.values for series in found.values() for one in series]), {}
-    for name, series in found.items():
-        with quiet():
-            figure, row = panels([1.0] * len(series), 2.9, common=False)
-            for axes, one in zip(row, series, strict=True):
-                bare(axes)
-                axes.set(title=f"{one.values.name}  ·  {one.values.data}", xlabel="optimizer step")
-                if one.values.name in scales:  # else no step has a finite loss; the page says so
-                    axes.set_ylim(scales[one.values.name])
-                    _curves_of(axes, one)
-                    axes.legend()
-            row[0].set_ylabel("loss, nats per token")
-            drawn[name] = to_svg(figure, f"loss-{name}", f"Loss of each stage beside the target's own, {name}")
-    return drawn
+    with quiet():
+        figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
+        for axes, stage in zip(row, variant.stages, strict=True):
+            bare(axes)
+            axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step")
+            _loss_panel(axes, stage, drafter_colour(stage.name, variant.stage_names))
+        row[0].set_ylabel("loss, nats per token")
+        return to_svg(figure, f"loss-{variant.name}", f"Loss of each stage beside the target's own, {variant.name}")
 
 
-def _scales(stages: list[Stage]) -> dict[str, tuple[float, float]]:
-    """Return by stage's name one scale for all figures: from below the lowest smoothed loss to the first steps' losses."""
-    scales: dict[str, tuple[float, float]] = {}
-    for stage in stages:
-        _, loss_T, target_T = curves(stage)
-        if len(loss_T):
-            floor_T = target_T[np.isfinite(target_T)]
-            low, high = min([*smooth(loss_T), *smooth(floor_T)]), float(np.quantile(loss_T, 0.995))
-            seen = scales.get(stage.name, (low, high))
-            scales[stage.name] = (min(low, seen[0]), max(high, seen[1]))
-    return {name: (low - 0.08 * (high - low), high + 0.05 * (high - low)) for name, (low, high) in scales.items()}
-
-
-def _curves_of(axes: Axes, one: Series) -> None:
-    """Draw a stage's loss and the target's, of at most about POINTS points each."""
-    step_T, loss_T, target_T = curves(one.values)
+def _loss_panel(axes: Axes, stage: Stage, colour: str) -> None:
+    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to the first steps' losses."""
+    step_T, loss_T, target_T = curves(stage)
+    if not len(loss_T):
+        return
     known_T = np.isfinite(target_T)
     thin = slice(None, None, -(-len(step_T) // POINTS))
-    axes.plot(step_T[thin], loss_T[thin], color=one.colour, alpha=0.3, linewidth=0.8)
-    own, floor = (one.label, one.colour, "-", 1.9), ("target", COLOUR["muted"], DASHED, 1.4)
-    for at_T, value_T, (label, colour, line, width) in ((step_T, loss_T, own), (step_T[known_T], target_T[known_T], floor)):
-        if len(value_T):
-            smoothed_T = smooth(value_T)
-            look: dict[str, Any] = {"color": colour, "linestyle": line, "linewidth": width}
-            axes.plot(at_T[thin], smoothed_T[thin], label=f"{label} {smoothed_T[-1]:.2f}", **look)
+    smoothed_T, floor_T = smooth(loss_T), smooth(target_T[known_T])
+    low, high = min([*smoothed_T, *floor_T]), float(np.quantile(loss_T, 0.995))
+    axes.set_ylim(low - 0.08 * (high - low), high + 0.05 * (high - low))
+    axes.plot(step_T[thin], loss_T[thin], color=colour, alpha=0.3, linewidth=0.8)
+    axes.plot(step_T[thin], smoothed_T[thin], color=colour, linewidth=1.9, label=f"draft {smoothed_T[-1]:.2f}")
+    if len(floor_T):
+        look: dict[str, Any] = {"color": COLOUR["muted"], "linestyle": DASHED, "linewidth": 1.4}
+        axes.plot(step_T[known_T][thin], floor_T[thin], label=f"target {floor_T[-1]:.2f}", **look)
+    axes.legend()

@@ -7,8 +7,7 @@ text, axes and series alike. Text stays text, in the page's own font.
 import io
 import re
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import matplotlib
 from markupsafe import Markup
@@ -54,15 +53,6 @@ SETTINGS = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
 }
-
-
-@dataclass(frozen=True)
-class Series:
-    """One line of a figure: what it shows, the label at its end, and its colour."""
-
-    values: Any
-    label: str
-    colour: str
 
 
 def quiet() -> AbstractContextManager[None]:

@@ -1,14 +1,12 @@
 """Rows for the page's tables of data, recipes and provenance."""
 
 from collections import Counter
-from collections.abc import Mapping
 from operator import ne
 from typing import Any
 
 from longspec import methods
 from longspec.config import plain
 from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
-from longspec.measure.tasks import Task
 from longspec.report.inputs import Stage, Target, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
@@ -21,19 +19,6 @@ RECIPE_ROWS = {
     "global_batch": "global batch, rows",
 }
 HIDDEN = ("stage", "init")
-PACKED = (
-    "rows",
-    "sequence_length",
-    "collation",
-    "overlong",
-    "tokens",
-    "labels",
-    "documents",
-    "padding_share",
-    "skipped",
-    "cut_tokens",
-)
-RECORDS = ("read", "made", "train", "held_out", "rejected", "filtered")
 Manifest = dict[str, Any]
 
 
@@ -93,17 +78,6 @@ def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
     return [("labels replayed", cells)] if set(cells) != {"none"} else []
 
 
-def raw_table(raw: list[Manifest], variants: list[Variant], tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-    """Say where the records of each dataset went."""
-    rows = []
-    for manifest in raw:
-        name, parts = manifest["name"], {key: manifest["records"][key] for key in RECORDS}
-        trains = dict.fromkeys(stage.name for variant in variants for stage in variant.stages if stage.data == name)
-        measures = [key for key, task in tasks.items() if task.origin == name]
-        rows.append({"name": name, "trains": list(trains), "measures": measures} | parts)
-    return rows
-
-
 def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
     """Return for each dataset that the target has answered what became of its records, and why, the most frequent first."""
     rows = []
@@ -114,37 +88,9 @@ def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
     return rows
 
 
-def faults_table(raw: list[Manifest]) -> list[dict[str, Any]]:
-    """Return why records were rejected, by reason; then what was read though it was unusual, and what the aligners did."""
-    rows = []
-    for manifest in raw:
-        for kind in ("rejects", "notes"):
-            for found in manifest[kind]:
-                what = ": ".join(filter(None, [found["field"], found["reason"]])) if kind == "rejects" else found["reason"]
-                row = {"name": manifest["name"], "kind": kind, "count": found["count"], "what": what}
-                rows.append(row | {"first": f"{found['file']}, {found['line']}"})
-        for step, tally in manifest["align"].items():
-            rows += [
-                {"name": manifest["name"], "kind": "align", "count": count, "what": f"{step}: {what}", "first": None}
-                for what, count in tally.items()
-            ]
-    return rows
-
-
-def packed_table(packed: list[Manifest], variants: list[Variant]) -> list[dict[str, Any]]:
-    """Return the rows made from each dataset, and the stages that train on them, as their own or replayed."""
-    trains: dict[Any, dict[str, None]] = {}
-    for variant in variants:
-        for stage in variant.stages:
-            data = stage.recipe.data
-            for dataset in (data.name, *(other.data for other in variant.stages if other.name in data.replay)):
-                trains.setdefault((dataset, data.collation, data.sequence_length, data.overlong), {})[stage.name] = None
-    rows = []
-    for manifest in packed:
-        kind = tuple(manifest[key] for key in ("dataset", "collation", "sequence_length", "overlong"))
-        own = {"name": manifest["dataset"], "warning": unlike_served_warning(manifest), "stages": list(trains.get(kind, ()))}
-        rows.append({name: manifest[name] for name in PACKED} | own)
-    return rows
+def packed_table(packed: list[Manifest]) -> list[Manifest]:
+    """Return the manifests of packed rows, each with its warning."""
+    return [manifest | {"warning": unlike_served_warning(manifest)} for manifest in packed]
 
 
 def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
