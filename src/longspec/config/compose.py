@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
+from longspec.atomic_files import sha256_text
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.faults import one_line
@@ -71,7 +72,7 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
     files = [(folders.index(folder), path.relative_to(folder), path.read_bytes()) for folder, path in in_reach]
     nodes = [ConfigStore.instance().repo.get(group) for group in (NODE, STAGE_NODE)]
-    key = repr((name, overrides, files, nodes))
+    key = sha256_text(repr((name, overrides, files, nodes)))
     if key not in COMPOSED:
         searched = [f"hydra.searchpath=[file://{others[0]}]"] if others else []
         try:
