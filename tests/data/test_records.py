@@ -120,7 +120,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     (called("tool_calls", "[{]"), "messages[1].tool_calls", "is text, but no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]), "messages[1].tool_calls[0].arguments", "twice"),
     (called("tool_calls", [{"name": "f", "arguments": [1]}]), "messages[1].tool_calls[0].arguments", "must be an object"),
-    (called("tool_calls", [{"name": "f", "arguments": {"a": ["\ud800"]}}]), "messages[1].tool_calls[0].arguments", "surrogate"),
+    (called("tool_calls", [{"name": "f", "arguments": {"a": ["\ud800"]}}]), "messages[1].tool_calls[0]", "surrogate"),
     ({"messages": [ASKED, {**ANSWERED, "function_call": CALL}]}, "messages[1].function_call", "would be lost"),
     (
         {"messages": [ASKED, {**ANSWERED, "reasoning_content": "hm", "thinking": "oh"}]},

@@ -79,33 +79,20 @@ def chats(count: int, refused: set[int]) -> list[dict[str, Any]]:
     return [{"messages": system * (n in refused) + turns} for n in range(count)]
 
 
-def test_what_a_template_refuses_is_counted(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    refused = {7, 150}
-    source = make_raw(tmp_path, chats(200, refused))
-    tokens = [tmp_path / f"{shard:03}.json" for shard in range(2)]
-    tokenizer = refusing(tokenizer_manifest, tmp_path)
-    made = [tokenize.make(source, tokenizer, n, 2, path) for n, path in enumerate(tokens)]
-    assert [manifest["skipped"]["count"] for manifest in made] == [1, 1]
-    lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
-    for manifest, number in zip(made, sorted(refused), strict=True):
-        (reason,) = manifest["skipped"]["reasons"].items()
-        first = {"count": 1, "first": len(b"".join(lines[:number]))}
-        assert reason == ("the chat template refuses it: no system role", first)
+def test_what_a_template_refuses_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
+    """One refused record is more than a hundredth of its small shard, two are no more than one of all, three are too many."""
+    tokenizer, tokens = refusing(tokenizer_manifest, tmp_path), [tmp_path / f"{shard:03}.json" for shard in range(20)]
+    for refused in ([7, 90, 150], [7, 150]):
+        source = make_raw(tmp_path, chats(200, set(refused)))
+        made = [tokenize.make(source, tokenizer, n, 20, path) for n, path in enumerate(tokens)]
+        lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
+        reasons = [manifest["skipped"]["reasons"] for manifest in made if manifest["skipped"]["count"]]
+        assert reasons == [
+            {"the chat template refuses it: no system role": {"count": 1, "first": len(b"".join(lines[:number]))}}
+            for number in refused
+        ]
+        if len(refused) == 3:
+            with pytest.raises(ValueError, match=r"3 of 200 records have no layout .* 0\.01 that max_rejected"):
+                packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     packed = packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
-
-
-def test_the_share_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
-    """One refused record is more than a hundredth of its small shard and less than one of all; three are too many."""
-    refusing_manifest = refusing(tokenizer_manifest, tmp_path)
-    for refused, fails in (({7}, False), ({7, 90, 150}, True)):
-        (tmp_path / str(fails)).mkdir()
-        source = make_raw(tmp_path / str(fails), chats(200, refused))
-        outs = [source.parent / f"{shard:03d}.json" for shard in range(20)]
-        for shard, out in enumerate(outs):
-            tokenize.make(source, refusing_manifest, shard, 20, out)
-        if fails:
-            with pytest.raises(ValueError, match=r"3 of 200 records have no layout .* 0\.01 that max_rejected"):
-                packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")
-        else:
-            assert packing.make(outs, 512, "longcot", "split", tmp_path / "packed/manifest.json")["skipped"] == 1

@@ -5,6 +5,7 @@ what a model takes for control.
 """
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -59,14 +60,15 @@ def _origin_of(record: int, origin: dict[str, Any]) -> str:
 
 def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[str]:
     """The text of tokens, that of each special token by itself."""
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before: list[int] = []
     for is_special, run in groupby(ids, key=special.__contains__):
         tokens = list(run)
         if is_special:
-            yield from (SPECIAL.format(_typed(tokenizer.decode([token]))) for token in tokens)
+            yield from (SPECIAL.format(_typed(decode([token]))) for token in tokens)
             before = tokens[-1:]
         else:  # with the token before it: some tokenizers drop the space that a text begins with
-            yield _typed(tokenizer.decode([*before, *tokens]).removeprefix(tokenizer.decode(before)))
+            yield _typed(decode([*before, *tokens]).removeprefix(decode(before)))
 
 
 def _typed(text: str) -> str:

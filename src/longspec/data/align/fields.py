@@ -11,13 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from longspec.data.read.record_checks import (
-    RecordError,
-    check_characters,
-    kind,
-    read_template_arguments,
-    says_nothing,
-)
+from longspec.data.read.record_checks import RecordError, check_characters, kind, read_template_arguments, says_nothing
 from longspec.data.read.records import role_of
 
 Record = dict[str, Any]
