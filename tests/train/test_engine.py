@@ -37,7 +37,8 @@ def test_warm_up_starts_above_zero_and_cosine_ends_at_the_floor() -> None:
 
 def test_a_linear_schedule_falls_by_the_same_in_every_step() -> None:
     factors = [learning_rate_factor(step, 100, 10, "linear") for step in range(10, 101)]
-    assert [left - right for left, right in itertools.pairwise([*factors, 0])][:-1] == pytest.approx([(1 - 1e-4) / 90] * 90)
+    assert (factors[0], factors[-1]) == (1.0, pytest.approx(1e-4))
+    assert [left - right for left, right in itertools.pairwise(factors)] == pytest.approx([(1 - 1e-4) / 90] * 90)
 
 
 def test_the_scheduler_applies_it() -> None:
