@@ -1,7 +1,6 @@
 """The one place that asks squeue, and who needs its answer; the stand-in prints what a real one prints for its format."""
 
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -22,13 +21,6 @@ def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Queue:
     monkeypatch.setenv("PATH", stand_in.path())
     monkeypatch.setattr(slurm.time, "sleep", lambda _: None)
     return stand_in
-
-
-def test_nobody_else_asks_squeue(root: Path) -> None:
-    """By the command's name as a string of its own, or with arguments behind it."""
-    command = re.compile(r"""["']squeue(?:["']| -)""")
-    sources = [*(root / "src/longspec").rglob("*.py")]
-    assert [path.name for path in sources if command.search(path.read_text())] == ["slurm.py"]
 
 
 def test_the_nodes_of_a_job_also_after_a_moment_without_an_answer(queue: Queue, tmp_path: Path) -> None:

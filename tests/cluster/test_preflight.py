@@ -18,19 +18,7 @@ from transformers import Qwen2Config
 
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.cluster import preflight
-from longspec.cluster.preflight import (
-    FAIL,
-    OK,
-    WARN,
-    Facts,
-    Finding,
-    check_gpus,
-    check_needs,
-    check_versions,
-    exchange,
-    host_memory,
-    worst,
-)
+from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, check_versions, host_memory
 from longspec.config import Recipe, Runtime, compose, to_yaml, typed
 from longspec.distributed import Ranks
 from longspec.train.estimate.memory import estimate, peak, setup_of
@@ -65,7 +53,7 @@ def needs(job: Path) -> Callable[..., dict[str, Finding]]:
         config = compose("train", [*RECIPE, *overrides])
         recipe, runtime = typed(to_yaml(config.recipe), Recipe, job), typed(to_yaml(config.runtime), Runtime, job)
         target = str(job / "target_manifest.json")
-        return check_needs(target, facts or [HERE], [(recipe, runtime)], CPU, job / "out")
+        return preflight.check_needs(target, facts or [HERE], [(recipe, runtime)], CPU, job / "out")
 
     return check
 
@@ -106,9 +94,9 @@ def test_without_a_launcher_all_is_checked_though_one_fails(job: Path, tmp_path:
 def test_a_silent_rank_is_named() -> None:
     store = dist.HashStore()
     store.set_timeout(timedelta(seconds=0.1))
-    assert exchange(store, "facts", Ranks(0, 0, 1), [1]) == [[1]]
+    assert preflight.exchange(store, "facts", Ranks(0, 0, 1), [1]) == [[1]]
     with pytest.raises(ValueError, match="rank 1 of 3"):
-        exchange(store, "facts", Ranks(0, 0, 3), [1])
+        preflight.exchange(store, "facts", Ranks(0, 0, 3), [1])
 
 
 def test_ranks_of_other_versions() -> None:
@@ -131,8 +119,11 @@ def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_rank_whose_sums_fail_is_named() -> None:
     findings = [Finding(OK, "well"), Finding(FAIL, "RuntimeError: Connection closed by peer", "network")]
-    assert worst(findings, [HERE, replace(HERE, host="n2")]).found == "rank 1 (n2): RuntimeError: Connection closed by peer"
-    assert worst(findings[:1], [HERE]) == findings[0]
+    assert (
+        preflight.worst(findings, [HERE, replace(HERE, host="n2")]).found
+        == "rank 1 (n2): RuntimeError: Connection closed by peer"
+    )
+    assert preflight.worst(findings[:1], [HERE]) == findings[0]
 
 
 def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

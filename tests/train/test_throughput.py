@@ -26,7 +26,7 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
     meter = Meter(batches, SimpleNamespace(config=config), runtime, ranks, torch.device("cpu"), torch.float32)
-    row = meter.numbers({"step": 3, "tokens": 600, "seconds": 1.5})
+    row = meter.numbers({"step": 3, "tokens": 6 * rows.sequence_length, "seconds": 1.5})
     numbers = [int(number) for number in batches.row_numbers(2)]
     documents = flops.document_lengths(rows, numbers)
     assert sum(documents) < 6 * rows.sequence_length  # some padding
@@ -36,5 +36,5 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     expected = flops.operations(config, method, settings, tokens, documents, labels, with_llm_loss=True).total
     assert row["flops"] == expected
     assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
-    assert row["tokens_per_second"] == 400.0
+    assert row["tokens_per_second"] == 4 * rows.sequence_length
     assert row["peak_rss_bytes"] > 2**20

@@ -80,21 +80,16 @@ class Meter:
         self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
         self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
 
-    def operations(self, step: int) -> flops.Operations:
-        """Count the floating-point operations of an optimizer step (0-based), over all ranks."""
-        batches = self.batches
-        row_numbers = batches.row_numbers(step)
-        tokens = len(row_numbers) * batches.rows.sequence_length
-        documents, labels = flops.document_lengths(batches.rows, row_numbers), batches.num_labels(step)
-        of = (self.states.config, batches.method, batches.settings, tokens, documents, labels, batches.recipe.states)
-        return flops.operations(*of, with_llm_loss=measures_target(batches.recipe, self.runtime))
-
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
 
-        `flops` and `mfu` count the model's own operations.
+        `flops` and `mfu` count the model's own operations, over all ranks.
         """
-        operations = self.operations(row["step"] - 1).total
+        batches, step = self.batches, row["step"] - 1
+        documents = flops.document_lengths(batches.rows, batches.row_numbers(step))
+        of = (self.states.config, batches.method, batches.settings, row["tokens"], documents, batches.num_labels(step))
+        measured = measures_target(batches.recipe, self.runtime)
+        operations = flops.operations(*of, batches.recipe.states, with_llm_loss=measured).total
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,

@@ -10,9 +10,8 @@ import secrets
 import shutil
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -159,6 +158,22 @@ def chosen(runtime: Runtime) -> list[str]:
     return names
 
 
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in a block that takes longer; in the main thread alone, in which SwanLab must end."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
 
@@ -203,12 +218,8 @@ class Trackers(AbstractContextManager["Trackers"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         for name, tracker in self.trackers.items():
-            end = partial(self._guarded, name, partial(tracker.finish, failed=kind is not None))
-            ending = threading.Thread(target=end, daemon=True)
-            ending.start()
-            ending.join(FINISH_SECONDS)
-            if ending.is_alive():
-                log(f"WARNING {name} is not done after {FINISH_SECONDS} s; metrics.jsonl has every step")
+            with at_most(FINISH_SECONDS):
+                self._guarded(name, partial(tracker.finish, failed=kind is not None))
 
     def _send(self, name: str, row: Row) -> None:
         if row["step"] > self.trackers[name].known:

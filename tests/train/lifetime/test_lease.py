@@ -210,16 +210,6 @@ def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
         second.check()
 
 
-def wait_for_beats(out: Path, count: int) -> None:
-    beats, deadline = set(), time.monotonic() + 60
-    while len(beats) < count:
-        assert time.monotonic() < deadline
-        found = read(out)
-        assert found is not None
-        beats.add(found.beat)
-        time.sleep(0.01)
-
-
 def test_a_disk_that_does_not_answer_for_a_while_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, silent = acquire(tmp_path), threading.Event()
 
@@ -232,7 +222,7 @@ def test_a_disk_that_does_not_answer_for_a_while_ends_no_job(tmp_path: Path, mon
             patch.setattr(owner, name, broken)
             assert silent.wait(60)
         silent.clear()
-        wait_for_beats(tmp_path, 3)
+    assert held._thread.is_alive()
     assert is_held_by(tmp_path, held)
 
 
