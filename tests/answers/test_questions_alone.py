@@ -70,16 +70,6 @@ def test_an_answer_that_ends_inside_its_thought_is_dropped(marks: Marks, is_open
     assert (conversation.end, "inside its thought" in conversation.reason) == (DROPPED, True)
 
 
-def test_a_thought_apart_from_the_text_stands_in_a_field_of_its_own() -> None:
-    conversation = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
-    conversation.opened = MARKS[0]
-    conversation.take(Answer("new", 3, cut=False, thought="why"))
-    assert (conversation.end, conversation.line()["messages"]) == (ANSWERED, [ASKED, NEW | {"reasoning_content": "why"}])
-    torn = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
-    torn.take(Answer("", 3, cut=True, thought="wh"))
-    assert (torn.end, "inside its thought" in torn.reason) == (DROPPED, True)
-
-
 @pytest.mark.parametrize(
     "thought",
     [Answer(marks.written("why", "new"), 3, cut=False) for marks in MARKS] + [Answer("new", 3, cut=False, thought="why")],

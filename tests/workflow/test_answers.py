@@ -84,10 +84,6 @@ REFUSED = {
     "no port": (SERVED | {"endpoint": "http://host:65536/v1"}, r"regenerate\.endpoint: Port out of range"),
     "no IPv6 host": (SERVED | {"endpoint": "http://[:::]:80/v1"}, r"regenerate\.endpoint: ':::' does not appear"),
     "a key in the address": (SERVED | {"endpoint": WITH_KEY}, r"its key is the environment's OPENAI_API_KEY"),
-    "a key in the command": (
-        SERVED | {"server": "vllm {model} {port} --api-key=secret"},
-        r"server: --api-key would stand in",
-    ),
 }
 
 
