@@ -26,6 +26,7 @@ from longspec.families import position_limit
 from longspec.journal import Followed, Journal, journal_of
 from longspec.lease import acquire
 from longspec.models.target_config import read_target_config
+from longspec.shown import duration
 
 PROGRESS_SECONDS = 30.0  # between two lines of progress
 MAX_REASONS = 10  # in an error or a log
@@ -36,11 +37,11 @@ class Tally:
 
     def __init__(self, total: int, lines: Iterable[dict[str, Any]]) -> None:
         self.total, self.ends, self.reasons = total, Counter[str](), Counter[tuple[str, str]]()
-        self.answers = self.tokens = 0
-        self._told = time.monotonic()
+        self.answers = self.tokens = self._before = self._tokens_before = 0
+        self._began = self._told = time.monotonic()
         for line in lines:
             self.count(line)
-        self._began, self._tokens_before = time.monotonic(), self.tokens
+        self._before, self._tokens_before = self.ends.total(), self.tokens
 
     def count(self, line: dict[str, Any]) -> None:
         """Count one more, and tell now and then how far this is. line: as the journal has it."""
@@ -55,10 +56,12 @@ class Tally:
             self.tell()
 
     def tell(self) -> None:
-        """Log how far it is, and how fast."""
+        """Log how far it is, how fast, and the time left."""
         self._told = time.monotonic()
-        rate = (self.tokens - self._tokens_before) / max(self._told - self._began, 1e-9)
-        log(f"{self.ends.total():,} of {self.total:,} records, {self.ends[FAILED]:,} failed, {rate:,.0f} tokens/s")
+        seconds, done = max(self._told - self._began, 1e-9), self.ends.total()
+        rate = (self.tokens - self._tokens_before) / seconds
+        left = duration(seconds * (self.total - done) / max(1, done - self._before))
+        log(f"{done:,} of {self.total:,} records, {self.ends[FAILED]:,} failed, {rate:,.0f} tokens/s, {left} left")
 
     def check(self, most: float) -> None:
         """Raise ValueError, with the reasons, when more than this share of all records failed."""
