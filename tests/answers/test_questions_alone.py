@@ -47,7 +47,7 @@ def test_what_a_record_gives_the_template_is_asked_and_kept_with_its_answer(besi
     assert (line["end"], to_messages_or_text(line)) == (ANSWERED, to_messages_or_text(record | {"messages": [ASKED, NEW]}))
 
 
-@pytest.mark.parametrize("behind", [[RESULT, OLD], [RESULT], [ASKED, OLD]])
+@pytest.mark.parametrize("behind", [[RESULT, OLD], [ASKED, OLD]])
 def test_where_tools_are_offered_nothing_is_asked_behind_the_first_answer(behind: list[Any]) -> None:
     first = CALL if RESULT in behind else OLD
     conversation = Conversation(("train", 1), {"messages": [ASKED, first, *behind], "tools": [TOOL]}, "keep")

@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,16 +45,6 @@ def test_many_requests_are_under_way_at_once_and_what_passes_is_tried_again(case
     with serving(reply) as server:
         assert ask_alone(case, tmp_path, server, ASKED[:4])["ends"]["answered"] == 4
     assert set(server.seen.values()) == {3}
-
-
-def test_a_stalled_request_is_tried_again(case: Case, tmp_path: Path) -> None:
-    def stall(body: dict[str, Any], number: int) -> Reply:
-        if question(body) == "why?" and number == 0:
-            time.sleep(1.5)
-        return echo(body, number)
-
-    with serving(stall) as server:
-        assert ask(case, tmp_path, server, timeout=0.4)["ends"]["answered"] == 14
 
 
 def test_cut_and_empty_answers_are_told_apart(case: Case, tmp_path: Path) -> None:

@@ -26,10 +26,10 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "target"
 
 
-def weights(*, final_norm: bool = False) -> dict[str, torch.Tensor]:
+def weights() -> dict[str, torch.Tensor]:
     """A published state dict: the unused keys and values of the cross attention hold numbers of their own."""
     torch.manual_seed(0)
-    state = published_layout(GlideLayer(CONFIG, final_norm=final_norm).state_dict())
+    state = published_layout(GlideLayer(CONFIG).state_dict())
     return {name: torch.randn_like(tensor) for name, tensor in state.items()}
 
 

@@ -17,7 +17,6 @@ from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import model_card
 from longspec.methods.glide.layer import GlideLayer, published_layout
-from longspec.methods.glide.trainer import CLASSES
 from tests.draft.conftest import Verb
 from tests.draft.hub_upload import Hub
 
@@ -132,7 +131,6 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
     assert "final" not in read_json(final_draft / "provenance.json")
     card = model_card(tmp_path / "chosen", "me/draft", "main", None, None)
     assert "Published is stage long of base, long, longcot" in card
-    assert [line.split(" | ")[0] for line in card.split("## Recipe")[1].splitlines() if " 2048 |" in line] == ["| base"]
     assert "| longcot |" not in card
 
 
@@ -161,8 +159,6 @@ def test_every_byte_and_a_card_arrive(
         "| base | 0.0005 | 2048 | 100 | AdamW",
     ):
         assert line in body
-    rows = [line.split(" | ")[0] for line in body.split("## Data")[1].split("## Recipe")[0].splitlines()]
-    assert rows[-5:] == ["|---|---|---|---|---|", "| base", "| long", "| longcot", ""]
     assert str(final_draft.parent) not in card
     served = next(line for line in body.splitlines() if line.startswith("vllm serve"))
     speculative = json.loads(served.split("--speculative-config ")[1].strip("'"))
@@ -170,7 +166,6 @@ def test_every_byte_and_a_card_arrive(
     called = next(line for line in body.splitlines() if line.startswith("glide ="))
     assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B-Preview", glide_path=draft)'
     assert ('revision="v2"' in body) is (revision == "v2")
-    assert "Qwen2Glide" in {cls.__name__ for cls in CLASSES}
     verb("push", final_draft, "--repo", "me/draft", *options)  # a second time: the repository is there
 
 
