@@ -69,8 +69,8 @@ rule extract:
         vocabulary=option_with_files("--vocabulary", "vocabulary"),
         out=subpath(output[0], parent=True),
     shell:
-        "python -m longspec.draft extract {input.checkpoint:q}"
-        " --recipe {input.recipe:q} --target {input.target:q} {params.vocabulary:q} --out {params.out:q} > {log:q} 2>&1"
+        "python -m longspec.draft extract {input.checkpoint:q} --target {input.target:q} {params.vocabulary:q}"
+        " --out {params.out:q} > {log:q} 2>&1"
 
 
 # One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its

@@ -70,15 +70,3 @@ FILES: dict[str, Callable[[State], bytes]] = {
     "integers.safetensors": lambda state: save({name: tensor.to(torch.int32) for name, tensor in state.items()}),
     "complex.pth": lambda state: saved(first(state, lambda tensor: tensor.to(torch.complex64))),
 }
-
-# Contents of an index of weights in several files.
-INDICES: dict[str, Any] = {
-    "a number": 5,
-    "a list": [],
-    "no map": {"metadata": {}},
-    "a number for the map": {"weight_map": 5},
-    "an empty map": {"weight_map": {}},
-    "a number for a file": {"weight_map": {"draft_model.a": 5}},
-    "a file elsewhere": {"weight_map": {"draft_model.a": "../model.safetensors"}},
-    "a missing file": {"weight_map": {"draft_model.a": "model-7.safetensors"}},
-}

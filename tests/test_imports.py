@@ -94,8 +94,7 @@ EXTRA = {
     ("workflow.jobs.decoding_jobs", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
-    ("draft.weight_sources", "train.checkpoint.save_load"),
-    ("draft.weight_sources", "train.checkpoint.checkpoint_dir"),
+    ("draft.__main__", "train.checkpoint.save_load"),
     ("draft.trained", "train.checkpoint.checkpoint_dir"),
 }
 METHODS = set(methods.names())

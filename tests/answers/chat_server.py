@@ -3,18 +3,19 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from tests.answers.conftest import Case
+from tests.answers.conftest import Case, turns, write_chats
 
 Reply = tuple[int, Any]  # status and body
 
 
-def said(text: str, finish: str = "stop", **more: Any) -> Reply:
+def said(text: str | None, finish: str = "stop", **more: Any) -> Reply:
     """A server's answer."""
     choice = {"message": {"role": "assistant", "content": text, **more}, "finish_reason": finish}
     return 200, {"choices": [choice], "usage": {"completion_tokens": 3}}
@@ -35,8 +36,7 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.name, self.owner = name, ""  # of the model
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
-        self.now = self.most = 0
-        self.lock, self.location = threading.Lock(), ""
+        self.lock = threading.Lock()
 
     @property
     def address(self) -> str:
@@ -51,12 +51,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers.get("Authorization"))
-        found = (
-            (200, {"data": [{"id": self.server.name, "owned_by": self.server.owner}]})
-            if self.path == "/v1/models"
-            else (404, {})
-        )
-        self._send((302, {}) if self.server.location else found)
+        self._send((200, {"data": [{"id": self.server.name, "owned_by": self.server.owner}]}))
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers["Content-Length"])).decode()
@@ -66,15 +61,8 @@ class Handler(BaseHTTPRequestHandler):
             server.seen[text] += 1
             server.asked.append(body)
             server.keys.add(self.headers.get("Authorization"))
-            server.now += 1
-            server.most = max(server.most, server.now)
-        try:
+        with suppress(OSError):  # nobody waits for it any more
             self._send(server.reply(body, number))
-        except OSError:  # nobody waits for it any more
-            pass
-        finally:
-            with server.lock:
-                server.now -= 1
 
     def _send(self, reply: Reply) -> None:
         status, body = reply
@@ -82,8 +70,6 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.send_header("Retry-After-Ms", "1")  # nobody waits before a second try
-        if self.server.location:
-            self.send_header("Location", self.server.location)
         self.end_headers()
         self.wfile.write(data)
 
@@ -106,6 +92,12 @@ def serving(
 def ask(case: Case, out: Path, server: Server, **settings: Any) -> dict[str, Any]:
     """The manifest of a shard that this server answers."""
     return case.make(out, engine="endpoint", endpoint=server.address, **{"requests": 4, **settings})
+
+
+def ask_alone(case: Case, folder: Path, server: Server, questions: Iterable[str], **settings: Any) -> dict[str, Any]:
+    """The manifest of a shard of these questions, in `folder / "out"`, that this server answers."""
+    raw = write_chats(folder / "chats", [turns(each) for each in questions], [])
+    return ask(replace(case, raw=raw), folder / "out", server, **settings)
 
 
 def question(body: dict[str, Any]) -> str:

@@ -12,8 +12,8 @@ from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.record_checks import RecordError
-from tests.answers.chat_server import Reply, ask, echo, said, serving
-from tests.answers.conftest import Case, journal_of, turns, with_template, write_chats
+from tests.answers.chat_server import Reply, ask_alone, echo, said, serving
+from tests.answers.conftest import Case, journal_of, turns, with_template
 
 # Puts an empty thought before an answer without one, and strips answers: as many reasoning models' templates.
 THINKING = """{% for turn in messages %}
@@ -113,7 +113,6 @@ def test_a_vllm_is_asked_for_the_tokens_and_another_server_is_not(case: Case, tm
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     fox = tokenizer("the fox", add_special_tokens=False)["input_ids"]
     told = {"why?": [*fox, end], "who?": fox, "what?": [*tokenizer("a cat", add_special_tokens=False)["input_ids"], end]}
-    raw = write_chats(tmp_path / "chats", [turns(each) for each in told], [])
 
     def reply(body: dict[str, Any], number: int) -> Reply:
         status, found = said("the fox")
@@ -121,10 +120,10 @@ def test_a_vllm_is_asked_for_the_tokens_and_another_server_is_not(case: Case, tm
         return status, found
 
     with serving(reply, owner="vllm") as server:
-        ask(Case(raw, case.target, case.tokenizer), tmp_path / "out", server)
+        ask_alone(case, tmp_path, server, told)
     assert {body["return_token_ids"] for body in server.asked} == {True}
     lines = journal_of(tmp_path / "out")
     assert [lines["train", number].get("answer_ids") for number in (1, 2, 3)] == [[[*fox, end]], None, None]
     with serving(echo) as server:
-        ask(Case(raw, case.target, case.tokenizer), tmp_path / "other", server)
+        ask_alone(case, tmp_path / "other", server, told)
     assert not any("return_token_ids" in body for body in server.asked)

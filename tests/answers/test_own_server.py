@@ -1,9 +1,8 @@
-"""Servers that a job starts itself: their ports, their ends."""
+"""Servers that a job starts itself, and their ends."""
 
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -42,41 +41,22 @@ def test_a_server_that_ends_is_told_with_its_last_words(case: Case, tmp_path: Pa
             case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"), when), tries=2)
 
 
-def test_a_port_that_somebody_has_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Servers may share a port, and answer by turns."""
-    with socket.socket() as taken:
-        taken.bind(("", 0))
-        given = iter([taken.getsockname()[1], own_server.PORTS[0]])
-        monkeypatch.setattr(own_server.random, "choice", lambda _: next(given))
-        assert own_server.free_port() == own_server.PORTS[0]
-
-
-def test_a_program_that_this_machine_has_not_is_named(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"regenerate\.server: no-such-program cannot be started on this machine: No such file"
-    ):
-        case.make(tmp_path, engine="endpoint", server="no-such-program {model} {port}")
-
-
 @pytest.mark.slow
 def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -> None:
-    """One that a shell has started: killed with -9, the job has no time to do it itself."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        pid = tmp_path / f"pid-{number}"
-        server = f"sh -c '{command(str(pid), 'stalls')}; true'"
-        settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
-        files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
-        job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)]
-        process = popen(job)
-        deadline = time.monotonic() + 60
-        while not (asked := pid.with_suffix(".asked")).exists():
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(number)
-        assert process.wait(30) != 0
-        asked.unlink()
-        serving = int(pid.read_text())
-        while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    """One that a shell has started."""
+    pid = tmp_path / "pid"
+    server = f"sh -c '{command(str(pid), 'stalls')}; true'"
+    settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
+    files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
+    process = popen([sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)])
+    deadline = time.monotonic() + 60
+    while not pid.with_suffix(".asked").exists():
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) != 0
+    serving = int(pid.read_text())
+    while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -47,7 +47,7 @@ def test_what_a_record_gives_the_template_is_asked_and_kept_with_its_answer(besi
     assert (line["end"], to_messages_or_text(line)) == (ANSWERED, to_messages_or_text(record | {"messages": [ASKED, NEW]}))
 
 
-@pytest.mark.parametrize("behind", [[RESULT, OLD], [RESULT], [ASKED, OLD]])
+@pytest.mark.parametrize("behind", [[RESULT, OLD], [ASKED, OLD]])
 def test_where_tools_are_offered_nothing_is_asked_behind_the_first_answer(behind: list[Any]) -> None:
     first = CALL if RESULT in behind else OLD
     conversation = Conversation(("train", 1), {"messages": [ASKED, first, *behind], "tools": [TOOL]}, "keep")
@@ -68,16 +68,6 @@ def test_an_answer_that_ends_inside_its_thought_is_dropped(marks: Marks, is_open
     conversation.opened = marks if is_opened else None
     conversation.take(Answer("half" if is_opened else f"{marks.opener}half", 1, cut=False))
     assert (conversation.end, "inside its thought" in conversation.reason) == (DROPPED, True)
-
-
-def test_a_thought_apart_from_the_text_stands_in_a_field_of_its_own() -> None:
-    conversation = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
-    conversation.opened = MARKS[0]
-    conversation.take(Answer("new", 3, cut=False, thought="why"))
-    assert (conversation.end, conversation.line()["messages"]) == (ANSWERED, [ASKED, NEW | {"reasoning_content": "why"}])
-    torn = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
-    torn.take(Answer("", 3, cut=True, thought="wh"))
-    assert (torn.end, "inside its thought" in torn.reason) == (DROPPED, True)
 
 
 @pytest.mark.parametrize(

@@ -53,12 +53,7 @@ def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_
 
 
 def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_answer(case: Case, tmp_path: Path) -> None:
-    with (
-        serving(lays_out(case, "a system's word")) as server,
-        pytest.raises(
-            ValueError, match=r"has read a question as \d+ tokens .* lays out in \d+: .*; remove the shard's journal\.jsonl if"
-        ),
-    ):
+    with serving(lays_out(case, "a system's word")) as server, pytest.raises(ValueError, match=r"usage\.prompt_tokens"):
         ask(case, tmp_path, server)
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
@@ -75,7 +70,7 @@ def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_
         return lambda body, number: (401, {}) if next(left, None) is None else lays_out(case)(body, number)
 
     for name, lines in (("wrong", 0), ("the-target", 0), ("the-target", 3)):
-        with serving(until(3), name) as server, pytest.raises(ValueError, match="HTTP 401"):
+        with serving(until(3), name) as server, pytest.raises(ValueError, match="401"):
             ask(case, tmp_path, server, requests=1)
         told = capfd.readouterr().out
         assert ("served_model: wrong then, the-target now" in told) is (name == "the-target" and not lines)
@@ -84,13 +79,3 @@ def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_
     assert (made["served_model"], made["ends"]["answered"]) == ("the-target", 14)
     [aside] = tmp_path.glob("journal.*.jsonl")
     assert '"served_model":"wrong"' in aside.read_text().replace(" ", "")
-
-
-def test_shards_answered_by_servers_of_two_models_are_not_merged(case: Case, tmp_path: Path) -> None:
-    for number, name in enumerate(("wrong", "the-target")):
-        with serving(echo, name) as server:
-            case.make(tmp_path / str(number), (number, 2), engine="endpoint", endpoint=server.address)
-    shards = [tmp_path / f"{number}/shard.json" for number in (0, 1)]
-    told = r"1/shard\.json: served_model: is the-target, of .*0/shard\.json wrong; .* remove the one that is not as it should"
-    with pytest.raises(ValueError, match=told):
-        merge(shards, case.raw, tmp_path / "merged/manifest.json")

@@ -1,23 +1,23 @@
-"""EAGLE-3 drafts with random weights, made by the verb `extract` from a state dict."""
+"""EAGLE-3 drafts with random weights."""
 
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import OmegaConf
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig
 
 from longspec.atomic_files import write_json, write_text
 from longspec.config import compose, to_yaml
 from longspec.config.schema import Model
+from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.draft_files import draft_manifest
+from longspec.methods import method_of
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import METHOD
 
 IDS = (0, 3, 4, 9, 17, 40, 41, 96)
 SHAPE: dict[str, Any] = {
@@ -36,7 +36,6 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 TARGET = LlamaConfig(**SHAPE)
-Extract = Callable[..., Path]
 
 
 @cache
@@ -62,18 +61,17 @@ def random_state(config: PretrainedConfig, recipe: Any) -> dict[str, Tensor]:
     return {name: torch.randn_like(tensor) for name, tensor in state.items()}
 
 
-def extract_draft(folder: Path, verb: Callable[..., None], config: PretrainedConfig = TARGET, **method: Any) -> Path:
+def make_draft(folder: Path, config: PretrainedConfig = TARGET, **method: Any) -> Path:
     """`folder/draft`, of the target `folder/target`, by a recipe with these values."""
-    recipe = recipe_of(**method)
-    config.save_pretrained(folder / "target")
-    write_json(folder / "target.json", {"path": str(folder / "target")})
+    recipe, target = recipe_of(**method), folder / "target"
+    config.save_pretrained(target)
+    write_json(folder / "target.json", {"path": str(target)})
     write_text(folder / "recipe.yaml", to_yaml(recipe))
-    save_file({f"draft_model.{n}": t for n, t in random_state(config, recipe).items()}, folder / "state.safetensors")
-    more: list[object] = []
+    vocabulary = None
     if recipe.method.vocabulary is not None:
-        DraftVocabulary(IDS, config.vocab_size, "hash", {"all": 1.0}).write(folder / "vocabulary.json")
-        more = ["--vocabulary", folder / "vocabulary.json"]
-    options = ["--recipe", folder / "recipe.yaml", "--target", folder / "target.json", "--out", folder / "draft"]
-    verb("extract", folder / "state.safetensors", *options, *more)
-    draft_manifest(folder / "draft").unlink()  # as of a copy: what a test changes in it is looked at, and not its manifest
+        vocabulary = DraftVocabulary(IDS, config.vocab_size, "hash", {"all": 1.0})
+        vocabulary.write(folder / "vocabulary.json")
+    settings = method_of(recipe, vocabulary)[1]
+    published = METHOD.published(random_state(config, recipe), settings)
+    write_draft(folder / "draft", published, draft_config(str(target), recipe, vocabulary))
     return folder / "draft"

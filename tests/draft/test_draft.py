@@ -61,9 +61,8 @@ def test_a_folder_that_differs_from_its_manifest_is_refused(layer: GlideLayer, t
     for name in ("config.json", "draft_model_weights.pth", "model.safetensors"):
         before = (folder / name).read_bytes()
         (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
-        for path in (folder, folder / "model.safetensors"):
-            with pytest.raises(ValueError, match=rf"{name}: its SHA-256 differs .* again after: rm -r {folder}$"):
-                draft_weights_file(path)
+        with pytest.raises(ValueError, match=rf"{name}: its SHA-256 differs .* again after: rm -r {folder}$"):
+            draft_weights_file(folder)
         (folder / name).write_bytes(before)
         draft_weights_file(folder)
     write_draft(folder, published, {"stage": "long"})

@@ -16,7 +16,7 @@ from longspec.config.schema import Recipe
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.weights import draft_settings
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import SHAPE, extract_draft
+from tests.draft.eagle3_drafts import SHAPE, make_draft
 from tests.targets import LLAMA3
 
 # Taken down from what speculators 0.9.0 saved (Eagle3DraftModel.save_pretrained, a Llama of these shapes with fc_norm), less
@@ -49,7 +49,7 @@ def export(verb: Verb, folder: Path, layout: str = "speculators") -> Path:
 
 
 def test_names_shapes_and_numbers_are_those_of_speculators(verb: Verb, tmp_path: Path) -> None:
-    folder = extract_draft(tmp_path, verb, fc_norm=True)
+    folder = make_draft(tmp_path, fc_norm=True)
     out = export(verb, folder)
     assert files_below(out) == ["config.json", "model.safetensors"]
     found, own = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -60,9 +60,7 @@ def test_names_shapes_and_numbers_are_those_of_speculators(verb: Verb, tmp_path:
 def test_the_configuration_is_that_of_speculators(verb: Verb, tmp_path: Path) -> None:
     """Fields and values as Eagle3SpeculatorConfig 0.9.0 writes them."""
     target = Qwen3Config(**SHAPE, rope_parameters=LLAMA3)
-    content = read_json(
-        export(verb, extract_draft(tmp_path, verb, target, sliding_window=64, norm_output=True)) / "config.json"
-    )
+    content = read_json(export(verb, make_draft(tmp_path, target, sliding_window=64, norm_output=True)) / "config.json")
     layer = LlamaConfig(**content.pop("transformer_layer_config"))
     assert content == {
         "architectures": ["Eagle3DraftModel"],
@@ -111,7 +109,7 @@ def spoil_weights(folder: Path) -> None:
     ],
 )
 def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
-    folder = extract_draft(tmp_path, verb)
+    folder = make_draft(tmp_path)
     spoil(folder)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SystemExit, match=message) as told:
@@ -122,7 +120,7 @@ def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Call
 
 
 def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
-    folder = extract_draft(tmp_path, verb)
+    folder = make_draft(tmp_path)
     with pytest.raises(SystemExit, match=r"--layout: gguf: .*drafts of 'eagle3' have no such layout; it has speculators"):
         export(verb, folder, "gguf")
     write_text(tmp_path / "exported/mine.txt", "mine")
@@ -133,7 +131,7 @@ def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) 
 
 def final_draft(verb: Verb, folder: Path, **method: Any) -> Path:
     """The final folder of a run of one stage."""
-    draft = extract_draft(folder, verb, **method)
+    draft = make_draft(folder, **method)
     write_text(folder / "base/recipe.yaml", (folder / "recipe.yaml").read_text())
     write_text(folder / "base/runtime.yaml", to_yaml(compose("train", ["run=demo"]).runtime))
     times = {"training_seconds": 1.0, "world_size": 1, "zero_stage": 1, "versions": {}}

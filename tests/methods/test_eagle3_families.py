@@ -1,24 +1,22 @@
-"""EAGLE-3 beside a target of every family: its states, a draft that is trained, extracted and loaded, and what it decodes.
+"""EAGLE-3 beside a target of every family: its states, a draft that is trained and loaded, and what it decodes.
 
 Shapes: B rows, S tokens, H hidden width.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longspec.atomic_files import read_json, write_json, write_text
-from longspec.config import to_yaml
+from longspec.atomic_files import read_json
 from longspec.decode.generate import load_drafter
 from longspec.decode.speculate import speculate
-from longspec.draft.__main__ import main
+from longspec.draft.folder import draft_config, write_draft
 from longspec.families import FAMILIES
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import layer_config
@@ -136,25 +134,8 @@ def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
     return made
 
 
-def extract(folder: Path, path: str, made: Any, recipe: Any, verb: Callable[..., None]) -> Path:
-    """The draft folder of a trained draft, by the verb."""
-    save_file({f"draft_model.{name}": x for name, x in made.draft_model.state_dict().items()}, folder / "state.safetensors")
-    write_json(folder / "target.json", {"path": path})
-    write_text(folder / "recipe.yaml", to_yaml(recipe))
-    options = ["--recipe", folder / "recipe.yaml", "--target", folder / "target.json", "--out", folder / "draft"]
-    verb("extract", folder / "state.safetensors", *options)
-    return folder / "draft"
-
-
-def test_what_is_trained_is_extracted_and_decodes_the_targets_own_text(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_trained_decodes_the_targets_own_text(path: str, tmp_path: Path) -> None:
     """Chains and trees, prompts on both sides of a target's window, against transformers' generate."""
-
-    def verb(*options: object) -> None:
-        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
-        main()
-
     target, recipe = own(path), recipe_of(layers=list(LAYERS), vocabulary=None)
     recipe.model.family = target.config.model_type
     prompts = [torch.randint(3, VOCABULARY, (length,)).tolist() for length in (2, 5, 30)]
@@ -162,7 +143,8 @@ def test_what_is_trained_is_extracted_and_decodes_the_targets_own_text(
     with torch.no_grad():
         wanted = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     texts = torch.tensor([text[-NEW:] for text in wanted])
-    folder = extract(tmp_path, path, train(states_of(path), target, texts, recipe), recipe, verb)
+    state, folder = train(states_of(path), target, texts, recipe).draft_model.state_dict(), tmp_path / "draft"
+    write_draft(folder, METHOD.published(state, eagle3.of(recipe)), draft_config(path, recipe))
     content = read_json(folder / "config.json")
     assert (content["model_type"], content["target"]["model_type"]) == ("llama", target.config.model_type)
     width = 6 * 32 if target.config.model_type == "gpt_oss" else 48

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from transformers import (
 )
 
 from longspec.atomic_files import read_json, write_json
-from longspec.draft.__main__ import main
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.method import METHOD
@@ -28,7 +28,7 @@ from longspec.methods.eagle3.weights import (
     draft_settings,
     published_layout,
 )
-from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, extract_draft, random_state, recipe_of
+from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, make_draft, random_state, recipe_of
 from tests.targets import LLAMA3, YARN
 
 # As vLLM's load_weights of llama_eagle3.py takes them: shapes of TARGET, 8 draft tokens.
@@ -53,17 +53,9 @@ Make = Callable[..., Path]
 
 
 @pytest.fixture
-def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """A draft folder by the verb `extract`."""
-
-    def verb(*options: object) -> None:
-        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
-        main()
-
-    def run(config: PretrainedConfig = TARGET, **method: Any) -> Path:
-        return extract_draft(tmp_path, verb, config, **method)
-
-    return run
+def make(tmp_path: Path) -> Make:
+    """A draft folder."""
+    return partial(make_draft, tmp_path)
 
 
 def fresh(settings: Settings, config: PretrainedConfig = TARGET) -> Eagle3Layer:

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.chain_length import FILE, ChainAcceptance, TreeAcceptance, read_acceptance
+from longspec.chain_length import FILE, ChainAcceptance, read_acceptance
 from longspec.measure.tasks import Setting, parse
-from longspec.report.chain_lengths import expected_speeds, longest_chains, store_acceptance
+from longspec.report.chain_lengths import expected_speeds, longest_chains
 from longspec.report.inputs import read_variant
 from tests.report.synthetic_run import SETTINGS, write_variant
-from tests.report.test_numbers import TINY, report, write_tiny
+from tests.report.test_numbers import report, write_tiny
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 TASKS = {name: SETTINGS["tasks"][name] for name in ("short", "cot")}
@@ -67,16 +67,3 @@ def test_the_page_tells_them_and_the_final_draft_keeps_its_acceptance(tmp_path: 
 def test_the_longest_chain_of_each_temperature_tells_of_all_shorter_ones(tmp_path: Path) -> None:
     settings = [Setting(0.7, 3), Setting(0.0, 2), Setting(0.0, (2, 4)), Setting(0.0, 5), Setting(1.0, (2, 4))]
     assert longest_chains(settings) == [Setting(0.0, 5), Setting(0.7, 3)]
-
-
-def test_trees_leave_their_tokens_and_rounds_beside_the_draft(tmp_path: Path) -> None:
-    """The tiny run's final draft brings these tokens in five rounds; no line of chains is told."""
-    write_tiny(tmp_path, shape=[1, 1])
-    settings = parse(TINY | {"shapes": [[1, 1]]})
-    folder = tmp_path / "results/base"
-    variant = read_variant("base", folder, settings)
-    store_acceptance(folder, variant, settings)
-    assert expected_speeds(variant, settings) is None
-    lines = jsonl.read(folder / f"evaluation/{variant.final}.jsonl")
-    rounds = [kept for line in lines for kept in line["accepted"]]
-    assert read_acceptance(folder / "final_draft") == (TreeAcceptance(0.0, (1, 1), sum(rounds) + len(rounds), len(rounds)),)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,16 +20,12 @@ TOKENS = [
 ]
 
 
-def reported(folder: Path, sample: Any) -> tuple[Any, Any, str, str]:
-    """The tiny run with this sample on the final draft's first prompt: numbers, parsed page, its source, its text."""
-    arguments = write_tiny(folder)
-    path = folder / "results/base/evaluation/longcot.jsonl"
-    jsonl.write(path, [row | ({"sample": sample} if row["prompt"] == 0 else {}) for row in list(jsonl.read(path))])
-    return report(arguments), *read_page(folder)
-
-
 def test_hostile_texts_are_shown_and_do_nothing(tmp_path: Path) -> None:
-    _, parser, source, text = reported(tmp_path, {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS})
+    arguments, path = write_tiny(tmp_path), tmp_path / "results/base/evaluation/longcot.jsonl"
+    sample = {"sample": {"before": "<img src=x onerror=alert(2)>", "tokens": TOKENS}}
+    jsonl.write(path, [row | (sample if row["prompt"] == 0 else {}) for row in list(jsonl.read(path))])
+    report(arguments)
+    parser, source, text = read_page(tmp_path)
     assert not parser.tags & {"script", "img"}
     assert "onclick" not in {name for _, attributes in parser.elements for name in attributes}
     assert "<img src=x onerror=alert(2)>" in text
@@ -54,6 +49,3 @@ def test_lines_of_vllm_show_what_it_does_not_tell_as_unknown(tmp_path: Path) -> 
     _, _, text = read_page(tmp_path)
     assert "Everything was decoded by vLLM and counted by its own counters; prompt lookup is vLLM's." in text
     assert "nan" not in text.lower().split()
-    arguments[arguments.index("--settings") + 1] = json.dumps(TINY)
-    with pytest.raises(ValueError, match=r"untrained\.jsonl: line 1: task short, temperature 0, chain of 2, by vllm, "):
-        report(arguments)

@@ -3,7 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM
 
-from longspec.data.pack.arrow_shards import PackedRows, Row
+from longspec.data.pack.arrow_shards import Row
 from longspec.models.losses import NO_LABEL
 from longspec.target.train import collate, new_model
 from tests.corpus import Corpus
@@ -39,12 +39,3 @@ def test_a_packed_row_costs_what_its_documents_cost_alone(corpus: Corpus, tmp_pa
             start += length
         labels = sum(lengths) - len(lengths)
         assert int((labels_BS[row] != NO_LABEL).sum()) == labels
-
-
-def test_the_packer_rows_take_the_document_path(corpus: Corpus) -> None:
-    rows = PackedRows(corpus.packed)
-    inputs, labels_BS = collate([rows[i] for i in range(len(rows))])
-    ids_BS = inputs["visibility"].document_ids_BT
-    assert ids_BS is not None
-    assert max(len(ids_S[ids_S >= 0].unique()) for ids_S in ids_BS) > 2
-    assert int((labels_BS != NO_LABEL).sum()) == rows.manifest["labels"]

@@ -125,7 +125,6 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
         ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
-        ({"more": {"split.count": 3}}, "is one of 3 parts of a model; put them together first: llama-gguf-split --merge"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
         ({"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}}, "token_embd.weight: .* not finite"),
@@ -142,34 +141,27 @@ def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[s
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        (b"GGUF\x03", b"GGUF\x09", "is damaged or no GGUF file .*v9"),
         (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "general.architecture 'mamba' is not supported as GGUF"),
+        # The type of a tensor of one dimension: int8, which gguf does not undo.
+        (
+            b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\0",
+            b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\x18",
+            ".*: type I8 is not supported",
+        ),
     ],
 )
-def test_another_kind_of_file_is_named(llama: Path, tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+def test_another_kind_of_model_or_numbers_is_named(llama: Path, tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(llama.read_bytes().replace(old, new, 1))
     with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: {message}"):
         made(path, tmp_path)
 
 
-def test_a_type_that_is_not_undone_is_named(llama: Path, tmp_path: Path) -> None:
-    """Integers, and a type that is no type."""
-    name = b"blk.0.attn_norm.weight"
-    whole = llama.read_bytes()
-    at = whole.index(name) + len(name) + 4 + 8  # one dimension
-    for kind, message in ((24, "tensor blk.0.attn_norm.weight: type I8 is not supported"), (99, "99.* is not a valid GGMLQ")):
-        path = tmp_path / f"{kind}.gguf"
-        path.write_bytes(whole[:at] + kind.to_bytes(4, "little") + whole[at + 4 :])
-        with pytest.raises(ValueError, match=message):
-            made(path, tmp_path)
-
-
 def test_a_cut_file_is_refused_wherever_it_is_cut(llama: Path, tmp_path: Path) -> None:
     whole = llama.read_bytes()
     path = tmp_path / "cut.gguf"
     draw = random.Random(0)
-    for length in (0, 3, 4, 20, 24, 60, *(draw.randrange(len(whole)) for _ in range(5)), len(whole) - 64):
+    for length in (0, 20, *(draw.randrange(len(whole)) for _ in range(3)), len(whole) - 64):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: "):
             made(path, tmp_path)

@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from longspec.atomic_files import check_files, read_json, write_json
+from longspec.atomic_files import check_files, read_json
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import Schedule
 from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.target import train
 from tests.corpus import LENGTH, Corpus
@@ -42,7 +41,7 @@ def test_training_learns_more_than_frequencies_and_twice_the_same(corpus: Corpus
     assert one["steps"] == 40
 
 
-def test_the_folder_loads_and_its_loss_is_the_manifest_s(corpus: Corpus, tmp_path: Path) -> None:
+def test_the_folder_loads_as_its_manifest_says(corpus: Corpus, tmp_path: Path) -> None:
     out = tmp_path / "target_manifest.json"
     build = dataclasses.replace(corpus.build, mixture=[{**corpus.build.mixture[0], "steps": 4}])
     trained = train.make(build, corpus.tokenizer, [corpus.packed], out)
@@ -55,17 +54,6 @@ def test_the_folder_loads_and_its_loss_is_the_manifest_s(corpus: Corpus, tmp_pat
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert AutoTokenizer.from_pretrained(folder).eos_token_id == model.generation_config.eos_token_id
-    rows = PackedRows(corpus.packed)
-    total = labels = 0.0
-    for step in range(4):
-        for row in Schedule([len(rows)], [1.0], 8, build.seed).batch(step):
-            ids_S, mask_S, documents_S = (getattr(rows[row], n) for n in ("input_ids_S", "loss_mask_S", "document_ids_S"))
-            for document in range(documents_S.max() + 1):
-                ids_1S = torch.from_numpy(ids_S[documents_S == document]).long()[None]
-                with torch.no_grad():
-                    total += float(model(ids_1S, labels=ids_1S).loss) * (ids_1S.shape[1] - 1)
-            labels += int(mask_S.sum())
-    assert manifest["loss"][f"tiny-{LENGTH}"] == pytest.approx(total / labels, abs=1e-4)
 
 
 @pytest.mark.parametrize("steps", [[300], [300, 60, 100], [1, 1, 5], [7, 0, 3]])
@@ -83,17 +71,3 @@ def test_warm_up_then_cosine(corpus: Corpus) -> None:
     assert rates[5] == corpus.build.lr
     assert all(after < before for before, after in itertools.pairwise(rates[5:]))
     assert rates[-1] < 0.001 * corpus.build.lr
-
-
-def test_what_does_not_fit_is_named(corpus: Corpus, tmp_path: Path) -> None:
-    out = tmp_path / "target_manifest.json"
-    other = dataclasses.replace(corpus.build, mixture=[{**corpus.build.mixture[0], "sequence_length": 64}])
-    with pytest.raises(ValueError, match=r"mixture\[0\]: no packed rows of tiny at 64; --data gave tiny at 48"):
-        train.make(other, corpus.tokenizer, [corpus.packed], out)
-    with pytest.raises(ValueError, match=r"build\.vocabulary: 999"):
-        train.make(dataclasses.replace(corpus.build, vocabulary=999), corpus.tokenizer, [corpus.packed], out)
-    (tmp_path / "rows.arrow").write_bytes((corpus.packed.parent / "rows.arrow").read_bytes())
-    write_json(tmp_path / "manifest.json", {**read_json(corpus.packed), "tokenizer": "another"})
-    with pytest.raises(ValueError, match=r"manifest\.json: tokenizer: another one made these rows"):
-        train.make(corpus.build, corpus.tokenizer, [tmp_path / "manifest.json"], out)
-    assert not out.exists()

@@ -49,27 +49,19 @@ def test_the_file_alone_is_taken(index: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "sha256", "message"),
-    [
-        (SOURCE, "0" * 64, rf"recipe\.model\.sha256: is 0+, that of tiny_model/a\.gguf in .* is {sha256_text(CONTENT)}; corr"),
-        (
-            SOURCE.replace("/a.", "/b."),
-            "0" * 64,
-            r"has no file tiny_model/b\.gguf; its \.gguf files: tiny_model/a\.gguf$",
-        ),
-    ],
+    ("member", "message"), [("a", rf"sha256: is 0+, .* is {sha256_text(CONTENT)}$"), ("b", "source: .*b\\.gguf$")]
 )
-def test_another_hash_and_a_file_not_in_there(index: Path, tmp_path: Path, source: str, sha256: str, message: str) -> None:
+def test_another_hash_and_a_file_not_in_there(index: Path, tmp_path: Path, member: str, message: str) -> None:
     add_wheel(index)
     out = tmp_path / "models/mine/wheel_file.json"
-    with pytest.raises(ValueError, match=message):
-        wheel_file.make(source, sha256, out)
+    with pytest.raises(ValueError, match=rf"recipe\.model\.{message}"):
+        wheel_file.make(SOURCE.replace("/a.", f"/{member}."), "0" * 64, out)
     assert [path for path in out.parent.rglob("*") if path.is_file()] == []
 
 
 def test_what_is_said_without_network_works_when_it_is_followed(index: Path, tmp_path: Path) -> None:
     out = tmp_path / "models/mine/wheel_file.json"
-    with pytest.raises(ValueError, match=r"pip cannot fetch tiny-model==1\.0 \(ERROR: .*\)\. Where there is") as refused:
+    with pytest.raises(ValueError, match=r"pip cannot fetch tiny-model==1\.0 ") as refused:
         wheel_file.make(SOURCE, sha256_text(CONTENT), out)
     place = Path(str(refused.value).split(" of it at ")[1].split(",")[0])
     place.parent.mkdir(parents=True)

@@ -81,10 +81,6 @@ REFUSED = {
     "no number": ({"new_tokens": "many"}, r"data\.own\.regenerate\.new_tokens: must be a whole number from 1 to 16777216"),
     "no address": (SERVED | {"endpoint": "host:8000"}, r"endpoint: must be an address such as .*, is 'host:8000'"),
     "a key in the address": (SERVED | {"endpoint": WITH_KEY}, r"its key is the environment's OPENAI_API_KEY"),
-    "a key in the command": (
-        SERVED | {"server": "vllm {model} {port} --api-key=secret"},
-        r"server: --api-key would stand in",
-    ),
 }
 
 

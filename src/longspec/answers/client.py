@@ -2,9 +2,9 @@
 
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, TypeVar
+from typing import Any
 
 import openai
 from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
@@ -31,19 +31,6 @@ class HopelessError(ValueError):
     """No request will have one."""
 
 
-class Model(BaseModel):
-    """A model that a server lists."""
-
-    id: str
-    owned_by: str | None = None
-
-
-class Models(BaseModel):
-    """The reply to GET models."""
-
-    data: list[Model]
-
-
 def _at(first: str, *more: str | int) -> Any:
     """Return the place of a field in a reply, which may be left out."""
     return Field(None, validation_alias=AliasPath(first, *more))
@@ -62,22 +49,9 @@ class Reply(BaseModel):
     prompt_tokens: NonNegativeInt | None = _at("usage", "prompt_tokens")
 
 
-Form = TypeVar("Form", bound=BaseModel)
-
-
-def server_key() -> str:
-    """Return the server's key without white space around it, "" for none. Raise ValueError for one that no header can hold."""
-    key = os.environ.get(KEY, "").strip()
-    if not all("!" <= letter <= "~" for letter in key):
-        raise ValueError(
-            f"{KEY}: holds white space or a character outside ASCII, which no HTTP header takes; set it to the server's key"
-        )
-    return key
-
-
 def _shown(value: object) -> str:
     """Return what a server said, short, without the key: some servers repeat it."""
-    text, key = str(value), server_key()
+    text, key = str(value), os.environ.get(KEY, "").strip()
     return brief(text.replace(key, f"${KEY}") if key else text)
 
 
@@ -87,32 +61,25 @@ class Client:
     def __init__(self, address: str, settings: Regenerate, *, own: bool = False) -> None:
         self.address, self.settings = address.rstrip("/"), settings
         self.model = settings.served_model or ""
-        self._is_compared = True
         self._tells_ids = False  # vLLM says the tokens of an answer; other servers may refuse to be asked
         for name in ("openai", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
-        try:
-            # The key is for one server: no redirect is followed. A proxy of the environment knows no server of this machine.
-            sender = openai.DefaultHttpxClient(follow_redirects=False, trust_env=not own)
-        except (ImportError, ValueError) as error:  # socks needs a package that is not among ours
-            raise ValueError(f"{address}: a proxy of the environment (ALL_PROXY, HTTP_PROXY): {error}; unset it") from None
         self._server = openai.OpenAI(
             base_url=self.address,
-            api_key=server_key() or NO_KEY,
+            api_key=os.environ.get(KEY, "").strip() or NO_KEY,
             max_retries=settings.tries - 1,
             timeout=settings.timeout,
-            http_client=sender,
+            http_client=openai.DefaultHttpxClient(trust_env=not own),  # a proxy knows no server of this machine
         )
 
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
-            models = self._read(self._server.get, "models", Models).data
-        except FailedError as error:
-            reason = str(error).removeprefix(f"{self.address}: ")
-            raise ValueError(f"{self.address}: lists no models: {reason}; give the address with its /v1") from None
-        names = [_shown(each.id) for each in models]
-        self._tells_ids = any(each.owned_by == "vllm" for each in models)
+            models = self._server.models.list().data
+        except openai.OpenAIError as error:
+            raise ValueError(f"{self.address}: lists no models: {_shown(error)}; give the address with its /v1") from None
+        names = [each.id for each in models]
+        self._tells_ids = any(getattr(each, "owned_by", None) == "vllm" for each in models)
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
             raise ValueError(
@@ -126,10 +93,15 @@ class Client:
 
         Raises FailedError, HopelessError.
         """
-        reply = self._read(self._server.post, "chat/completions", Reply, body=self._body(chat, seed))
-        self._compare(reply.prompt_tokens, length)
+        reply = self._reply(self._body(chat, seed))
+        if reply.prompt_tokens not in (None, length):
+            raise HopelessError(
+                f"{self.address}: has read a question as {reply.prompt_tokens} tokens (usage.prompt_tokens), which the "
+                f"target's own chat template lays out in {length}: correct regenerate.endpoint, server or served_model, or "
+                f"serve the target with its own chat template; remove the shard's {JOURNAL} if it holds such answers"
+            )
         if reply.finish_reason not in (FINISHED, CUT, CALLED):
-            raise self._failed(f"finish_reason {reply.finish_reason!r}")
+            raise FailedError(f"{self.address}: finish_reason {reply.finish_reason!r}")
         return Answer(
             reply.content or "",
             reply.completion_tokens or 0,
@@ -138,10 +110,6 @@ class Client:
             thought=reply.reasoning_content or reply.reasoning or "",
             ids=tuple(reply.token_ids) if reply.token_ids else None,
         )
-
-    def _failed(self, reason: str) -> FailedError:
-        """Return the error of one request, with the address and without the key."""
-        return FailedError(f"{self.address}: {_shown(reason)}")
 
     def _body(self, chat: Chat, seed: int) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "messages": chat.messages, "max_tokens": self.settings.new_tokens}
@@ -156,39 +124,21 @@ class Client:
             body["chat_template_kwargs"] = chat.template_arguments
         return body
 
-    def _compare(self, read: int | None, length: int) -> None:
-        """Raise HopelessError where the server has read a question in another number of tokens than the target would."""
-        if read is not None and read != length:
-            raise HopelessError(
-                f"{self.address}: has read a question as {read} tokens (usage.prompt_tokens), which the target's own chat "
-                f"template lays out in {length}: it serves another model, or lays questions out otherwise; correct "
-                "regenerate.endpoint, server or served_model, or serve the target's folder with the chat template that is in "
-                f"it; remove the shard's {JOURNAL} if answers by that server stand in it"
-            )
-        if read is None and self._is_compared:
-            self._is_compared = False
-            log(
-                f"{self.address}: tells no usage.prompt_tokens, so nobody sees whether it lays questions out as the target does"
-            )
-
-    def _read(self, send: Callable[..., str], path: str, form: type[Form], **more: Any) -> Form:
+    def _reply(self, body: dict[str, Any]) -> Reply:
         """Return the server's reply, tried again where that may help. Raise FailedError, HopelessError."""
         try:
-            return form.model_validate_json(send(path, cast_to=str, **more), strict=True)
+            return Reply.model_validate_json(self._server.post("chat/completions", cast_to=str, body=body), strict=True)
         except openai.APIStatusError as error:
-            message = error.body.get("message") if isinstance(error.body, dict) else None
-            reason = f"HTTP {error.status_code}: {_shown(message or error.body)}"
             if error.status_code in HOPELESS:
-                raise HopelessError(
-                    f"{self.address}/{path}: {reason}; correct regenerate.endpoint or served_model, or set {KEY}"
-                ) from None
-            raise self._failed(reason) from None
+                fix = f"correct regenerate.endpoint or served_model, or set {KEY}"
+                raise HopelessError(f"{self.address}: {_shown(error)}; {fix}") from None
+            raise FailedError(f"{self.address}: {_shown(error)}") from None
         except openai.APIConnectionError as error:
-            raise self._failed(f"{error} {error.__cause__} ({self.settings.tries} tries)") from None
+            raise FailedError(f"{self.address}: {_shown(f'{error} {error.__cause__}')}") from None
         except ValidationError as error:
             fault = error.errors()[0]
             where = ".".join(map(str, fault["loc"])) or "all of it"
-            raise self._failed(f"the reply to {path}: {where}: {fault['msg']}, is {fault['input']!r}") from None
+            raise FailedError(f"{self.address}: its reply: {where}: {_shown(fault['msg'])}") from None
 
 
 def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Generator[list[Conversation], None, None]:

@@ -40,20 +40,16 @@ def batches(conversations: list[Conversation], lengths: dict[Key, int], settings
 
 
 def answered(
-    conversations: list[Conversation],
-    lengths: dict[Key, int],
-    done: set[Key],
-    path: Path,
-    settings: Regenerate,
-    asker: Asker,
-    ranks: Ranks,
+    conversations: list[Conversation], done: set[Key], path: Path, settings: Regenerate, asker: Asker, ranks: Ranks
 ) -> Iterator[list[Conversation]]:
     """Yield those that are not done yet, a batch at a time; every rank yields the same.
 
-    lengths: of first prompts; ranks: that have joined to hold the target together, which is loaded for the first batch.
+    ranks: that have joined to hold the target together, which is loaded for the first batch.
     """
+    lengths = asker.first_lengths([each for each in conversations if not each.end])
+    yield [each for each in conversations if each.end and each.key not in done]
     target: Any = None
-    for batch in batches(conversations, lengths, settings):
+    for batch in batches([each for each in conversations if not each.end], lengths, settings):
         if all(each.key in done for each in batch):
             continue
         target = target or place_target(str(path), resolve_dtype(settings.precision), ranks)

@@ -51,19 +51,14 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     """Return the shards' manifests. Raises ValueError unless they are all shards of one making, of these records, and whole."""
     manifests = [read_json(path) for path in shards]
-    first, of_raw = manifests[0], sha256_file(raw)
+    wanted = manifests[0] | {"raw": sha256_file(raw)}
     for path, manifest in zip(shards, manifests, strict=True):
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
-            if manifest.get(key) != first.get(key):
-                raise ValueError(
-                    f"{path}: {key}: is {manifest.get(key)}, of {shards[0]} {first.get(key)}; answer both shards alike: remove "
-                    "the one that is not as it should be, and run the same command again"
-                )
-        if manifest["raw"] != of_raw:
-            raise ValueError(f"{path}: answers other records than those of {raw}; answer the shard again")
+            if manifest.get(key) != wanted.get(key):
+                raise ValueError(f"{path}: {key}: is {manifest.get(key)}, must be {wanted.get(key)}; answer the shard again")
         check_files(path.parent, manifest["files"], path)
-    if sorted(manifest["shard"] for manifest in manifests) != list(range(first["num_shards"])):
-        raise ValueError(f"{shards[0]}: is one of {first['num_shards']} shards; give each of them once")
+    if sorted(manifest["shard"] for manifest in manifests) != list(range(wanted["num_shards"])):
+        raise ValueError(f"{shards[0]}: is one of {wanted['num_shards']} shards; give each of them once")
     return manifests
 
 

@@ -1,12 +1,10 @@
 """A server of the target that the job starts itself, and ends with itself."""
 
 import os
-import random
 import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -20,19 +18,14 @@ from longspec.distributed import log
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 PAST_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 LOOK = 1.0  # seconds between two looks whether it answers
-PORTS = range(30000, 32000)  # below those that systems give to connections, which could take one before the server listens
-GUARD = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 ENDING = 20.0  # that it has for its own way out
 
 
 def free_port() -> int:
-    """Return a port that nobody has. A random one: two jobs that start on one machine at a time hardly take the same."""
-    while True:
-        port = random.choice(PORTS)
-        with socket.socket() as listening, suppress(OSError):
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closed do not count
-            listening.bind(("", port))
-            return port
+    """Return a port that nobody has."""
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        return int(listening.getsockname()[1])
 
 
 @contextmanager
@@ -61,7 +54,6 @@ def started(
             process = subprocess.Popen(words, stdout=printed, stderr=printed, env=environment, start_new_session=True)
         except OSError as error:
             raise ValueError(f"{keys[0]}: {words[0]} cannot be started on this machine: {error.strerror}") from error
-    guard = _guard(process)
     try:
         _wait(process, address, minutes, output, keys)
         yield address
@@ -71,17 +63,6 @@ def started(
         raise
     finally:
         _end(process)
-        guard.kill()
-        guard.wait()
-
-
-def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """Start what kills the server and all that it has started when this process is killed: the pipe to it closes then.
-
-    It kills the group of processes: the first one may be a shell, which ends without those that it has started.
-    """
-    command = [sys.executable, "-c", GUARD, str(process.pid)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path, keys: tuple[str, str]) -> None:

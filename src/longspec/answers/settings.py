@@ -29,9 +29,6 @@ ONLY = {
 }
 
 
-_HOST, _PORT = r"(\[[\da-fA-F:.]+\]|[^\s@/:\[\]]+)", r"(:[1-9]\d{0,4})?"
-
-
 def _checked_address(text: str) -> str:
     """Return an address. Raises ValueError for a port above 65535 and for brackets around what is no IPv6 address."""
     _ = urlsplit(text).port
@@ -40,7 +37,7 @@ def _checked_address(text: str) -> str:
 
 Address = Annotated[
     Text,
-    Field(pattern=rf"^https?://{_HOST}{_PORT}(/[^\s@]*)?$", title="an address such as http://host:8000/v1"),
+    Field(pattern=r"^https?://[^\s@/:][^\s@/]*(/[^\s@]*)?$", title="an address such as http://host:8000/v1"),
     AfterValidator(_checked_address),
 ]
 
@@ -101,16 +98,10 @@ def _check_place(key: str, settings: Regenerate) -> None:
         words = shlex.split(settings.server)
     except ValueError as error:
         raise ValueError(f"{key}.server: {settings.server}: {error}; correct its quotes") from None
-    missing = [place for place in ("{model}", "{port}") if not any(place in word for word in words)]
-    if missing:
+    if missing := [place for place in ("{model}", "{port}") if place not in settings.server]:
         raise ValueError(
-            f"{key}.server: lacks {' and '.join(missing)}, in whose place the target's folder and a free port are put, such as "
-            ".venv-serve/bin/python -m vllm.entrypoints.openai.api_server --model {model} --port {port} "
-            "--generation-config vllm"
-        )
-    if any(word.split("=")[0] == "--api-key" for word in words):
-        raise ValueError(
-            f"{key}.server: --api-key would stand in logs; set the variables VLLM_API_KEY, which vLLM reads, and OPENAI_API_KEY"
+            f"{key}.server: lacks {' and '.join(missing)}, in whose place the target's folder and a free port are put: "
+            "docs/answers.md has a command"
         )
     # A bare name may be found on the GPU nodes alone.
     if "/" in words[0] and shutil.which(words[0]) is None:

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from longspec.lease import acquire
 from longspec.models.target_config import read_target_config
 from longspec.shown import duration
 
-SYNC = 5.0  # seconds of work that a power cut may cost, beyond a batch
 PROGRESS_SECONDS = 30.0  # between two lines of progress
 MAX_REASONS = 10  # in an error or a log
 
@@ -60,12 +58,10 @@ class Tally:
     def tell(self) -> None:
         """Log how far it is, how fast, and the time left."""
         self._told = time.monotonic()
-        seconds, done = self._told - self._began, self.ends.total()
-        new = done - self._before
-        rate = (self.tokens - self._tokens_before) / max(seconds, 1e-9)
-        left = f", {duration(seconds * (self.total - done) / new)} left" if new else ""
-        failed = f", {self.ends[FAILED]:,} failed" if self.ends[FAILED] else ""
-        log(f"{done:,} of {self.total:,} records, {rate:,.0f} tokens/s{left}{failed}")
+        seconds, done = max(self._told - self._began, 1e-9), self.ends.total()
+        rate = (self.tokens - self._tokens_before) / seconds
+        left = duration(seconds * (self.total - done) / max(1, done - self._before))
+        log(f"{done:,} of {self.total:,} records, {self.ends[FAILED]:,} failed, {rate:,.0f} tokens/s, {left} left")
 
     def check(self, most: float) -> None:
         """Raise ValueError, with the reasons, when more than this share of all records failed."""
@@ -115,11 +111,7 @@ def make(
     Answers by other settings, of another target, or by a server that serves another model, are left out by name.
     """
     shard, num_shards = part
-    if not 0 <= shard < num_shards:
-        raise ValueError(f"--shard: must lie in 0..{num_shards - 1}, is {shard}")
     if ranks.world_size > 1:
-        if settings.engine == ENDPOINT:
-            raise ValueError(f"engine: {ENDPOINT}: asks a server, and was started on {ranks.world_size} ranks; start one")
         from longspec.models.target import join_ranks
 
         join_ranks(ranks)
@@ -174,33 +166,26 @@ def _answer(
     lines = journal.lines or []
     done = {(name, number) for name, number in (line["record"] for line in lines)}
     tally = Tally(len(conversations), lines)
-    lengths = asker.first_lengths([each for each in conversations if not each.end])
-    ended = [each for each in conversations if each.end and each.key not in done]
-    going = [each for each in conversations if not each.end]
-    left = [each for each in going if each.key not in done]
-    log(f"{len(conversations):,} records, {len(done):,} of them done; {len(going):,} ask something", ranks)
-    synced, answered = time.monotonic(), iter(())  # type: float, Iterator[list[Conversation]]
+    log(f"{len(conversations):,} records, {len(done):,} of them done", ranks)
     with ExitStack() as stack:
         if settings.engine != ENDPOINT:
             from longspec.answers import local  # torch, which no server needs
 
-            answered = local.answered(going, lengths, done, target, settings, asker, ranks)
-        elif left:
+            answered = local.answered(conversations, done, target, settings, asker, ranks)
+        else:
             if endpoint is None:
                 printed = journal.path.with_name(PRINTED)
                 started = server.started(settings.server or "", target, settings.server_minutes, printed)
                 endpoint = client.Client(stack.enter_context(started), settings, own=True)
                 endpoint.find_model()
+            left = [each for each in conversations if each.key not in done]
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
-        for together in chain([ended], answered):
+        for together in answered:
             for line in (each.line() for each in together):
                 if line["end"] != FAILED:
                     journal.append(line)
                 tally.count(line)
             tally.check(settings.max_failed)
-            if time.monotonic() - synced > SYNC:
-                journal.sync()
-                synced = time.monotonic()
     journal.sync()
     if ranks.is_main:
         tally.tell()

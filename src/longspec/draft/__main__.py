@@ -15,7 +15,6 @@ from longspec.atomic_files import (
     files_below,
     new_folder,
     read_json,
-    read_json_object,
     write_json,
 )
 from longspec.distributed import log
@@ -23,33 +22,34 @@ from longspec.shown import add_verb
 
 
 def extract(options: argparse.Namespace) -> None:
-    """Make a draft folder of a checkpoint or a state dict, on one CPU, without loading the target."""
+    """Make a draft folder of a checkpoint, on one CPU, without loading the target."""
     from longspec.config import plain
     from longspec.draft.folder import draft_config, empty_layer, write_draft
-    from longspec.draft.trained import check_vocabulary, provenance, recipe_and_folder, runtime_of
-    from longspec.draft.weight_sources import read_weights
+    from longspec.draft.trained import Checkpoint, provenance
     from longspec.draft_vocabulary import tokenizer_files, tokenizer_hash
     from longspec.methods import method_of, vocabulary_for
     from longspec.methods.draft_files import write_draft_manifest
     from longspec.models.target_config import read_target_config
+    from longspec.train.checkpoint.save_load import draft_state_dict
 
-    recipe, out = recipe_and_folder(options.checkpoint, options.recipe, options.out)
+    checkpoint = Checkpoint(options.checkpoint)
+    recipe, out = checkpoint.recipe, options.out or checkpoint.draft
     vocabulary = vocabulary_for(recipe, options.vocabulary)
-    check_vocabulary(options.checkpoint, options.vocabulary, vocabulary)
+    checkpoint.check_vocabulary(options.vocabulary, vocabulary)
     of_target = options.target or Path("models", recipe.model.name, "target_manifest.json")
     target, tokenizer = checked_folder(of_target), tokenizer_hash(read_json(of_target).get("files", {}))
     of_model = read_target_config(target)
     if vocabulary is not None:
         vocabulary.check_tokens(options.vocabulary, of_model.vocab_size, target, tokenizer)
-    state = read_weights(options.checkpoint)
+    state = draft_state_dict(checkpoint.slot)
     method, settings = method_of(recipe, vocabulary)
     method.check_state(empty_layer(method, of_model, settings), state, options.checkpoint)
     config = draft_config(target, recipe, vocabulary)
-    training = {recipe.stage: {"recipe": plain(recipe)} | runtime_of(options.checkpoint)}
+    training = {recipe.stage: {"recipe": plain(recipe)} | checkpoint.runtime}
     write_draft(out, method.published(state, settings), config, tokenizer=Path(target), training=training)
     write_draft_manifest(out)
     if options.data:
-        content = provenance({recipe.stage: options.checkpoint.parent}, recipe.stage, of_target, of_target, options.data)
+        content = provenance({recipe.stage: checkpoint.stage}, recipe.stage, of_target, of_target, options.data)
         write_json(out / "provenance.json", content | {"files": describe_files(out, files_below(out))})
     without = "" if tokenizer_files(Path(target)) else f"; no tokenizer, since {target} has none"
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
@@ -73,9 +73,7 @@ def import_(options: argparse.Namespace) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=options.out.parent, prefix=".fetched-") as place:
         if options.source.endswith(".json"):
-            origin = read_json_object(Path(options.source))
-            if not isinstance(origin.get("path"), str) or not isinstance(origin.get("files"), dict):
-                raise ValueError(f"{options.source}: is no manifest of `draft fetch`; give the draft's folder")
+            origin = read_json(Path(options.source))
             folder = Path(origin.pop("path"))
             check_files(folder.parent if folder.is_file() else folder, origin["files"])
         else:
@@ -88,7 +86,7 @@ def final(options: argparse.Namespace) -> None:
     from longspec import methods
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.layouts import write_layout
-    from longspec.draft.trained import CHECKPOINT, provenance, published, runtime_of, write_training_config
+    from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, published, write_training_config
     from longspec.methods.draft_files import check_draft_files, method_of_draft
 
     tokenizer = Path(checked_folder(options.tokenizer))
@@ -96,7 +94,7 @@ def final(options: argparse.Namespace) -> None:
     configurations = {}
     for folder in trained_by:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
-        configurations[folder.name] = {"recipe": recipe} | runtime_of(folder / CHECKPOINT)
+        configurations[folder.name] = {"recipe": recipe} | Checkpoint(folder / CHECKPOINT).runtime
     check_draft_files(draft)
     with new_folder(options.out) as beside:
         shutil.copytree(draft, beside, dirs_exist_ok=True)
@@ -136,9 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
     verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
-    sources = "a stage's checkpoint.json or a slot of its checkpoints/; a state dict's file or index"
-    verb.add_argument("checkpoint", type=Path, help=sources)
-    verb.add_argument("--recipe", type=Path, help="recipe.yaml of the draft; default: the one that the checkpoint holds")
+    verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json or a slot of its checkpoints/")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")

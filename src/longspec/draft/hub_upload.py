@@ -5,7 +5,6 @@ The token comes from HF_TOKEN alone, never from a login that was left on the mac
 
 import logging
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,31 +12,22 @@ import jinja2
 import yaml
 
 from longspec import chain_length, methods
-from longspec.atomic_files import check_files, files_below, read_json, seen_file
+from longspec.atomic_files import check_files, files_below, read_json
 from longspec.config.names import HUB_PREFIX
 from longspec.shown import brief
 
 CARD = "README.md"
-REQUIRED = ("config.json", "model.safetensors", "training_config.yaml", "provenance.json")
 HUB = "https://huggingface.co"
 
 
 def files_to_push(folder: Path) -> list[str]:
-    """Name the files of a final draft folder. Raises ValueError that names what is missing, strange or changed."""
-    missing = [name for name in REQUIRED if not (folder / name).is_file()]
-    if missing:
-        raise ValueError(
-            f"{folder}: not a final draft folder: {', '.join(missing)}: missing; make it by python -m longspec.draft final"
-        )
+    """Name the files of a final draft folder; others that lie there stay. Raises ValueError for what is missing or changed."""
     listed = read_json(folder / "provenance.json").get("files", {})
     check_files(folder, listed)
-    names = [name for name in files_below(folder) if name != seen_file(folder / "provenance.json").name]
     chain_length.read_acceptance(folder)  # which came after the folder was put together
-    later = {"provenance.json", chain_length.FILE, *(name for name in names if name.startswith(f"{methods.VLLM_LAYOUT}/"))}
-    strange = set(names) - listed.keys() - later
-    if strange:
-        raise ValueError(f"{folder}: {', '.join(sorted(strange))}: not in its provenance.json; move it elsewhere")
-    return names
+    later = [name for name in ("provenance.json", chain_length.FILE) if (folder / name).is_file()]
+    layout = folder / methods.VLLM_LAYOUT
+    return sorted([*listed, *later, *(f"{layout.name}/{name}" for name in files_below(layout))])
 
 
 def push(folder: Path, names: list[str], card: str, repository: str, revision: str, *, private: bool) -> str:
@@ -50,11 +40,8 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
         raise ValueError("HF_TOKEN: not set; export a token with write access (hub: Settings, Access Tokens)")
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HTTPError
-    from huggingface_hub.utils import disable_progress_bars
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
-    if not sys.stderr.isatty():
-        disable_progress_bars()
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or HUB, token=token)
     files = [CommitOperationAdd(name, folder / name) for name in names]
     files.append(CommitOperationAdd(CARD, card.encode()))
@@ -68,10 +55,8 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
             api.create_branch(repository, branch=revision, exist_ok=True)
         commit = api.create_commit(repository, files, commit_message=f"Draft {folder.name}", revision=revision)
     except (HTTPError, OSError) as error:
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        reason = f"the hub refuses with {status}" if status else f"no answer from the hub: {type(error).__name__}"
-        fix = "; give a token with write access to this owner's repositories as HF_TOKEN" if status in (401, 403) else ""
-        raise ValueError(f"{api.endpoint}/{repository}: {reason} ({brief(error)}){fix}") from error
+        told = f"{type(error).__name__}: {brief(error)}; give a token that may write there as HF_TOKEN"
+        raise ValueError(f"{api.endpoint}/{repository}: {told}") from error
     return str(commit.commit_url)
 
 
@@ -110,15 +95,12 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
 def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str, Any]:
     """Return this draft's figures of report.json beside those of the drafters that are no stage of a training."""
     content = read_json(report)
-    variants = content.get("variants", {})
+    variants = content["variants"]
     if variant is None and len(variants) == 1:
         variant = next(iter(variants))
-    if variant not in variants:
-        fault = f"has no variant {variant!r}" if variant else "has several variants"
-        raise ValueError(f"{report}: {fault}; name one by --variant: {', '.join(variants)}")
+    if stage not in variants.get(variant, {}):
+        raise ValueError(f"{report}: no figures of stage {stage} of --variant {variant}; it has {', '.join(variants)}")
     by_drafter, overall = variants[variant], content["overall"][variant]
-    if stage not in by_drafter:
-        raise ValueError(f"{report}: variant {variant}: has no figures of stage {stage}; make the report of this draft")
     tasks = sorted(by_drafter[stage])
     # A stage is measured against the one before it; the baselines have no stage before or after them.
     baselines = sorted(entry["before"] for entry in content["against_baselines"][variant])

@@ -24,18 +24,12 @@ def read_target(target: Path) -> tuple[str, str, str | None]:
     if target.is_dir():
         return str(target), str(target), tokenizer_hash_of(target)
     manifest = read_json_object(target)
-    for name in ("path", "source"):
-        if not isinstance(manifest.get(name), str):
-            raise ValueError(f"{target}: {name}: missing; give a target's folder or its target_manifest.json")
     return manifest["path"], manifest["source"], tokenizer_hash(manifest.get("files", {}))
 
 
 def target_embeddings(folder: str) -> Tensor:
-    """Read the target's embeddings alone. Raises ValueError where it has none of the usual name."""
-    found = list(read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight")).values())
-    if len(found) != 1:
-        raise ValueError(f"{folder}: embed_tokens.weight: there are {len(found)} tensors of this name, must be one")
-    return found[0]
+    """Read the target's embeddings alone."""
+    return next(iter(read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight")).values()))
 
 
 def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -> tuple[Method, dict[str, Tensor], Any]:
@@ -44,9 +38,7 @@ def read_draft(folder: Path, target_path: str, layers: tuple[int, ...] | None) -
     content = {} if folder.is_file() else read_json_object(folder / CONFIG)
     if METHOD in content:
         if layers is not None:
-            raise ValueError(
-                f"--layers: {list(layers)}: {folder} is a draft folder of ours, which says its layers; leave it out"
-            )
+            raise ValueError(f"--layers: {folder} is a draft folder of ours, which says its layers; leave it out")
         check_draft_config(folder, config)
         method = methods.method(content[METHOD])
         settings = method.stored_settings(folder)
@@ -95,13 +87,11 @@ def check_recipe(content: dict[str, Any], own: dict[str, Any], section: str, fol
         raise ValueError(
             f"recipe.method.name: is {own[METHOD]}, {folder} is a draft of {name}; in the run's file: method: {name}"
         )
-    theirs, ours = _of_method(content), _of_method(own)
-    defaults = methods.settings_of(name).Method()
+    theirs, ours, defaults = _of_method(content), _of_method(own), vars(methods.settings_of(name).Method())
     wrong = [
-        f"recipe.method.{key}: is {own}, the draft has {wanted}"
+        f"recipe.method.{key}: is {ours.get(key, defaults[key])}, the draft has {theirs.get(key, defaults[key])}"
         for key in dict.fromkeys([*theirs, *ours])
-        for own, wanted in [(known.get(key, getattr(defaults, key)) for known in (ours, theirs))]
-        if own != wanted
+        if ours.get(key, defaults[key]) != theirs.get(key, defaults[key])
     ]
     if wrong:
         raise ValueError(

@@ -12,65 +12,53 @@ from typing import Any
 import yaml
 
 from longspec.atomic_files import read_json, read_json_object, sha256_file, write_text
-from longspec.config import Recipe, differences, load, plain, typed, yaml_files
+from longspec.config import Recipe, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
 
-CHECKPOINT, RUNTIME = "checkpoint.json", "runtime.yaml"  # in a stage's folder
+CHECKPOINT = "checkpoint.json"  # in a stage's folder
 
 
-def read_checkpoint(checkpoint: Path) -> tuple[dict[str, Any], Path]:
-    """Read a stage's checkpoint.json or a slot's manifest: its content, and the stage's folder; no content of other sources."""
-    if checkpoint.name == CHECKPOINT:
-        return read_json_object(checkpoint), checkpoint.absolute().parent
-    if (checkpoint / MANIFEST).is_file():
-        return read_manifest(checkpoint), checkpoint.absolute().parents[1]
-    return {}, Path()
+class Checkpoint:
+    """A stage's checkpoint.json, or one slot of its checkpoints. stage: the stage's folder; draft: where its draft goes."""
 
+    def __init__(self, path: Path) -> None:
+        self.path, self._is_slot = path, path.is_dir()
+        self._content = read_manifest(path) if self._is_slot else read_json_object(path)
+        self.stage = path.absolute().parents[1 if self._is_slot else 0]
+        self.draft = self.stage / (f"draft-{path.name}" if self._is_slot else "draft")
 
-def recipe_and_folder(checkpoint: Path, recipe_path: Path | None, out: Path | None) -> tuple[Any, Path]:
-    """Find the recipe of a checkpoint's draft and where the draft goes; both may be given.
+    @property
+    def slot(self) -> Path:
+        """Return the slot with the weights. Raises ValueError where checkpoint.json names one that is another by now."""
+        if self._is_slot:
+            return self.path
+        slot = self.stage / self._content["slot"]
+        if sha256_file(slot / MANIFEST) != self._content["manifest_sha256"]:
+            raise ValueError(f"{slot}: is not the checkpoint that {self.path} names; train the stage again")
+        return slot
 
-    Raises ValueError when they are neither given nor known, and for another recipe than the checkpoint was trained by.
-    """
-    found, stage = read_checkpoint(checkpoint)
-    if "identity" not in found:
-        if recipe_path is None or out is None:
-            raise ValueError(f"{checkpoint}: says nothing of its recipe and its stage; give --recipe and --out")
-        return load(recipe_path, Recipe), out
-    own = typed(found["identity"]["recipe"], Recipe, checkpoint)
-    recipe = own if recipe_path is None else load(recipe_path, Recipe)
-    if changed := differences(plain(own), plain(recipe)):
-        raise ValueError(f"{recipe_path}: is not what {checkpoint} was trained by: {'; '.join(changed)}")
-    return recipe, out or stage / ("draft" if checkpoint.name == CHECKPOINT else f"draft-{checkpoint.name}")
+    @property
+    def recipe(self) -> Any:
+        """Return the recipe that it was trained by."""
+        if "identity" not in self._content:
+            raise ValueError(f"{self.path}: identity: missing; give checkpoint.json of a finished stage, or a slot")
+        return typed(self._content["identity"]["recipe"], Recipe, self.path)
 
+    @property
+    def runtime(self) -> dict[str, Any]:
+        """Return the section `runtime` that its last job had; before the stage's end, of runtime.yaml."""
+        return {"runtime": self._content.get("runtime") or yaml_files.read(self.stage / "runtime.yaml")}
 
-def runtime_of(checkpoint: Path) -> dict[str, Any]:
-    """Return the section `runtime` that a checkpoint was trained with; empty where none is known.
-
-    The last job of a finished stage has noted its own; of one that is not finished runtime.yaml is read.
-    """
-    content, stage = read_checkpoint(checkpoint)
-    if "runtime" in content:
-        return {"runtime": content["runtime"]}
-    if "identity" in content and (stage / RUNTIME).is_file():
-        return {"runtime": yaml_files.read(stage / RUNTIME)}
-    return {}
+    def check_vocabulary(self, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
+        """Raise ValueError for another draft vocabulary than it was trained with."""
+        if vocabulary is not None and self._content["identity"].get("vocabulary") != vocabulary.hash:
+            raise ValueError(f"{path}: ids: are not those that {self.path} was trained with; give the file of its stage")
 
 
 def write_training_config(folder: Path, training: dict[str, Any]) -> None:
     """Write training_config.yaml of a draft folder: by stage the sections `recipe` and `runtime`."""
     write_text(folder / "training_config.yaml", yaml.safe_dump(training, sort_keys=True))
-
-
-def check_vocabulary(checkpoint: Path, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
-    """Raise ValueError for another draft vocabulary than a checkpoint of ours was trained with."""
-    identity = read_checkpoint(checkpoint)[0].get("identity")
-    if identity is not None and vocabulary is not None and identity.get("vocabulary") != vocabulary.hash:
-        raise ValueError(
-            f"{path}: ids: are not those that {checkpoint} was trained with, so that its head would say other tokens; give the "
-            "file that its stage was trained with"
-        )
 
 
 def git_commit() -> str:
@@ -88,14 +76,9 @@ def git_commit() -> str:
 
 
 def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]]:
-    """Return the draft folder of the stage that a choice names, and the stages that have trained it, in order.
-
-    Raises ValueError, with file and key, for a stage that is none of them.
-    """
-    stage, names = read_json(choice)["stage"], [folder.name for folder in stage_folders]
-    if stage not in names:
-        raise ValueError(f"{choice}: stage: {stage!r} is none of {', '.join(names)}; make it again (rule choose_final_stage)")
-    trained_by = stage_folders[: names.index(stage) + 1]
+    """Return the draft folder of the stage that a choice names, and the stages that have trained it, in order."""
+    names = [folder.name for folder in stage_folders]
+    trained_by = stage_folders[: names.index(read_json(choice)["stage"]) + 1]
     return trained_by[-1] / "draft", trained_by
 
 
@@ -104,7 +87,7 @@ def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer:
 
     folders: of the stages by their names, in order; stage: the published one, whose training had these versions.
     """
-    checkpoints = {name: read_json(folder / "checkpoint.json") for name, folder in folders.items()}
+    checkpoints = {name: read_json(folder / CHECKPOINT) for name, folder in folders.items()}
     return {
         "git_commit": git_commit(),
         "versions": checkpoints[stage]["versions"],

@@ -71,14 +71,12 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
 def make(build: Build, raw: list[Path], out: Path) -> None:
     """Train the tokenizer, write its folder beside the manifest `out`, then the manifest.
 
-    Raises ValueError for a dataset without text, and for a vocabulary that the text cannot fill.
+    Raises ValueError for a vocabulary that the text cannot fill.
     """
     texts = {}
     for path in raw:
         name = read_json(path)["name"]
         texts[name] = texts_of(checked_file(path, "train.jsonl"))
-        if not any(texts[name]):
-            raise ValueError(f"{path.parent / 'train.jsonl'}: holds no text; give the dataset more records")
     samples = (sample(texts[name], SAMPLE_CHARACTERS, build.seed) for name in sorted(texts))
     trained = train_bpe(itertools.chain.from_iterable(samples), build.vocabulary)
     if trained.get_vocab_size() != build.vocabulary:
