@@ -50,7 +50,7 @@ rule import_draft:
 rule extract:
     input:
         checkpoint=f"{paths.STAGE}/checkpoint.json",
-        recipe=paths.RECIPE,
+        recipe=paths.RECIPE,  # checkpoint.json has it too; without it finished runs would extract anew
         target=from_plan(PLAN.target),
         vocabulary=from_plan(PLAN.vocabulary),
     output:

@@ -202,13 +202,11 @@ def test_a_folder_that_is_not_as_it_was_made_is_not_pushed(final_draft: Path, ve
     assert hub.repositories == {}
 
 
-@pytest.mark.parametrize(
-    ("stages", "variant"), [({"a": {}, "b": {}}, []), ({"a": {"base": {}}}, []), ({"a": {}}, ["--variant", "x"])]
-)
+@pytest.mark.parametrize(("held", "options"), [({"a": {}, "b": {}}, []), ({"a": {"base": {}}}, ["--variant", "a"])])
 def test_a_report_of_another_draft_is_refused(
-    final_draft: Path, report: Path, verb: Verb, hub: Hub, stages: dict[str, Any], variant: list[str]
+    final_draft: Path, report: Path, verb: Verb, hub: Hub, held: dict[str, Any], options: list[str]
 ) -> None:
-    write_json(report, read_json(report) | {"variants": stages})
+    write_json(report, read_json(report) | {"variants": held})
     with pytest.raises(SystemExit, match=r"report\.json: no figures of stage longcot of --variant"):
-        verb("push", final_draft, "--repo", "me/draft", "--report", report, *variant)
+        verb("push", final_draft, "--repo", "me/draft", "--report", report, *options)
     assert hub.repositories == {}
