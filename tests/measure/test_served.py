@@ -14,12 +14,13 @@ import pytest
 import torch
 
 from longspec.decode.texts import Stops, Texts
+from longspec.engines import ENGINES, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, judge
-from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
+from longspec.measure.served import Loaded, ServedMeasurer, accepted_of, check_counters, gap_of
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
 from longspec.methods.glide import settings
 from tests.measure.stand_in import VERSIONS
@@ -31,6 +32,7 @@ __all__ = ["arguments", "folder"]  # fixtures
 JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3, 0.0, 0, [0])])
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
+ENGINE = ENGINES[VLLM]
 
 
 def answer(tokens: list[int], steps: list[int], accepted: int, by_place: list[int], **more: Any) -> Answer:
@@ -103,7 +105,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer("", target, "ngram", None, 1, Words(), [0], 0)
+    return ServedMeasurer(ENGINE, "", target, Loaded("target", "ngram", None), 1, Words(), [0], 0)
 
 
 class Words:
@@ -115,9 +117,9 @@ class Words:
 
 def test_counters_that_the_steps_contradict_are_refused() -> None:
     prompt = Prompt("short", 5, 0, [1], 6)
-    check_counters(prompt, answer([1], [1], 0, []), [0, 0])
-    with pytest.raises(ValueError, match=r"short, prompt 5: .*_per_pos grew by \[2, 1\], its steps give \[2, 0\]"):
-        check_counters(prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
+    check_counters(ENGINE, prompt, answer([1], [1], 0, []), [0, 0])
+    with pytest.raises(ValueError, match=r"short, prompt 5: vLLM counted \[2, 1\] kept drafts by position, its steps give"):
+        check_counters(ENGINE, prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
 
 
 @pytest.mark.parametrize(
@@ -190,12 +192,12 @@ def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monke
 
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
-    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/\.stamp` makes an environment with vLLM"
+    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/vllm/\.stamp` makes an environment"
     with pytest.raises(ValueError, match=told):
-        check_interpreter("none/python")
+        check_interpreter("none/python", ENGINE)
     with pytest.raises(ValueError, match=told):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
-    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/\.stamp` makes"):
+    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/vllm/\.stamp`"):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", sys.executable])
 
 
@@ -222,12 +224,12 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
 def test_trees_and_drafts_that_vllm_does_not_load_are_refused(
     arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "VLLM_METHOD", None)
+    monkeypatch.setattr(settings, "SERVED", {})
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
-    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
+    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm, llama"):
         parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)
-    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: no engine loads glide drafts; set evaluation\.engine: lo"):
+    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: loads no glide drafts; set evaluation\.engine: longspec"):
         evaluate([*arguments("untrained", "v.jsonl", **CHAINS), "--serve-python", str(python)])
 
 
@@ -251,7 +253,7 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     monkeypatch.setenv(V2, "1")
     monkeypatch.delenv(V2)
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/\.stamp`"):
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/vllm"):
         vllm.load(sampled)
     with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: .*the plugin longspec-vllm alone; `make"):
         vllm.load(replace(JOB, method="draft_model"))

@@ -23,10 +23,10 @@ from longspec.measure import evaluate as verb
 
 ROOT = Path(__file__).parents[2]
 # `make test-serve` makes both, and says why where it cannot.
-NEEDED = (".venv-serve/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
+NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
 MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
-PYTHON = ROOT / ".venv-serve/bin/python"
+PYTHON = ROOT / ".venv-serve/vllm/bin/python"
 RUN = ROOT / "results/demo-eagle3/ttt"
 DRAFT = RUN / "final_draft"
 CHAIN = 3

@@ -174,12 +174,12 @@ def test_snakemake_warns_when_it_plans_and_a_job_is_silent(workflow: Workflow) -
 
 def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an interpreter that is not there, for a run whose drafts it would load."""
-    monkeypatch.setattr(methods.settings_of("glide"), "VLLM_METHOD", None)
+    monkeypatch.setattr(methods.settings_of("glide"), "SERVED", {})
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: vllm")
-    told = "config/workflow.yaml: evaluation.engine: vllm: no engine loads glide drafts; set evaluation.engine: longspec (run "
+    told = "config/workflow.yaml: evaluation.engine: vllm: loads no glide drafts; set evaluation.engine: longspec (run "
     with pytest.raises(ValueError, match=re.escape(told + "'demo', variant 'sinkpi-slicing')")):
         settings.plan()
-    told = r"config/workflow\.yaml: evaluation\.serve_python: \.venv-serve/bin/python: no such file; `make \.venv-serve"
+    told = r"config/workflow\.yaml: evaluation\.serve_python: \.venv-serve/vllm/bin/python: no such file; `make \.venv-serve"
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")

@@ -105,7 +105,7 @@ def _check_place(key: str, settings: Regenerate) -> None:
     if missing:
         raise ValueError(
             f"{key}.server: lacks {' and '.join(missing)}, in whose place the target's folder and a free port are put, such as "
-            ".venv-serve/bin/python -m vllm.entrypoints.openai.api_server --model {model} --port {port} "
+            ".venv-serve/vllm/bin/python -m vllm.entrypoints.openai.api_server --model {model} --port {port} "
             "--generation-config vllm"
         )
     if any(word.split("=")[0] == "--api-key" for word in words):
@@ -114,7 +114,9 @@ def _check_place(key: str, settings: Regenerate) -> None:
         )
     # A bare name may be found on the GPU nodes alone.
     if "/" in words[0] and shutil.which(words[0]) is None:
-        raise ValueError(f"{key}.server: {words[0]}: no such program; `make .venv-serve/.stamp` makes .venv-serve/bin/python")
+        raise ValueError(
+            f"{key}.server: {words[0]}: no such program; `make .venv-serve/vllm/.stamp` makes .venv-serve/vllm/bin/python"
+        )
 
 
 def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:

@@ -60,7 +60,7 @@ def plan(options: Namespace) -> int:
     if not planned:
         print("no stage is trained: all drafts stay as they are")
     method = run.says.method or default_method()
-    if methods.settings_of(method).VLLM_METHOD is None:
+    if methods.in_vllm(method) is None:
         print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
     counted = Counter(rule for rule, _ in jobs)
     print(f"{counted.total()} jobs: " + ", ".join(f"{count} {rule}" if count > 1 else rule for rule, count in counted.items()))

@@ -15,6 +15,7 @@ import yaml
 from longspec import chain_length, methods
 from longspec.atomic_files import check_files, files_below, read_json, seen_file
 from longspec.config.names import HUB_PREFIX
+from longspec.engines import VLLM
 from longspec.shown import brief
 
 CARD = "README.md"
@@ -33,7 +34,7 @@ def files_to_push(folder: Path) -> list[str]:
     check_files(folder, listed)
     names = [name for name in files_below(folder) if name != seen_file(folder / "provenance.json").name]
     chain_length.read_acceptance(folder)  # which came after the folder was put together
-    later = {"provenance.json", chain_length.FILE, *(name for name in names if name.startswith(f"{methods.VLLM_LAYOUT}/"))}
+    later = {"provenance.json", chain_length.FILE, *(name for name in names if name.startswith(f"{VLLM}/"))}
     strange = set(names) - listed.keys() - later
     if strange:
         raise ValueError(f"{folder}: {', '.join(sorted(strange))}: not in its provenance.json; move it elsewhere")

@@ -14,10 +14,11 @@ from longspec.config.faults import faults_of
 from longspec.config.schema import KNOWN, LATER
 from longspec.config.typed import Flag, Number, Rate, Size, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.engines import VLLM, Served
 
 NAME = "eagle3"
 NAMELESS_FILES = False
-VLLM_METHOD: str | None = "eagle3"
+SERVED = {VLLM: Served("eagle3")}
 VARIANTS = ("ttt",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them

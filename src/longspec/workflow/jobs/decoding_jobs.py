@@ -10,8 +10,9 @@ from typing import Any
 
 from longspec import methods
 from longspec.answers.settings import BATCH_TOKENS, ENDPOINT, Regenerate
+from longspec.engines import OURS
 from longspec.families import position_limit
-from longspec.measure.tasks import OURS, ROOM, HeldOut, parse
+from longspec.measure.tasks import ROOM, HeldOut, parse
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.jobs.decoding_ranks import Decoding, Machine, Target, ranks_of, read_target
