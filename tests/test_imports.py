@@ -80,7 +80,7 @@ DOORS = {
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
     "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
-    "gguf": {"target.dequantize"},
+    "gguf": {"target.dequantize", "models.gguf_writer"},
     "openai": {"answers.client"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
@@ -88,12 +88,13 @@ DOORS = {
     "swanlab": {"train.trackers"},
     "snakemake": set(),
     "vllm": {"measure.engines.vllm"},
+    "xllamacpp": {"measure.engines.llama_cpp"},
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
-    ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("measure.served", "draft.layouts"),  # which an engine may read in a layout of its own
-    ("measure.served", "target.layouts"),  # and its target too
+    ("measure.engine_files", "draft.folder"),  # a fresh draft is served from a folder like any other
+    ("measure.engine_files", "draft.layouts"),  # which an engine may read in a layout of its own
+    ("measure.engine_files", "target.layouts"),  # and its target too
     ("draft.__main__", "target.layouts"),  # a target goes with its draft
     ("workflow.jobs.decoding_ranks", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
