@@ -19,19 +19,25 @@
         FAMILIES              model types of the targets that it drafts for, of longspec.families.FAMILIES
         WHY_THESE             what it asks of a target that the other families have not; empty where it takes all
         NAMELESS_FILES        whether weight files without a configuration are of this method
-        VLLM_METHOD           the name by which vLLM loads draft folders of this method; None where it loads none
+        check_layout(layout, method, context) raises ValueError, with the key, for values of recipe.method that a layout for
+                              another program cannot represent beside texts of `context` tokens, None: of any length; only a
+                              method with layouts that have write, below, has it
+        SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with
                   a layer beside its target; vocabulary: the tokens to propose, which decoding may choose where the settings
                   hold none (methods.drafter)
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
-A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
-config.json that `python -m longspec.draft export --layout NAME` writes; no tensors, None, where the program reads the folder's
-own. The layout `vllm` is what vLLM loads in the place of the draft's folder. A further
-module published.py reads drafts that others published: read_published(folder, config, target's configuration, a function that
-reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has is_published(config)
-too, which knows them by their config.json.
+A further module NAME_layout.py is a layout of its draft folders for another program, which `longspec export --layout NAME`
+and an evaluation by an engine that is SERVED so write. Either exported(folder) gives tensors and a config.json; no tensors,
+None, where the program reads the folder's own. Or write(folder, out, dtype, context) makes the file or folder `out` itself:
+of weights in this dtype, None: the layout's choice, for texts of at most `context` tokens, None: of any length. Both raise
+ValueError, with the recipe's key, for what the program cannot represent.
+
+A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
+function that reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has
+is_published(config) too, which knows them by their config.json.
 
 Shapes: B rows, S tokens.
 """
