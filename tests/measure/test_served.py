@@ -166,6 +166,43 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     assert {line["tokens_compared"] for line in lines if line["temperature"] > 0} == {0}
 
 
+def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, python: Path, tmp_path: Path) -> None:
+    """The target, written in its layout, or a file of a user in its place."""
+    by_llama_cpp = CHAINS | {"engine": "llama.cpp", "temperatures": [0]}
+    call = [*arguments("lookup", "l.jsonl", **by_llama_cpp), "--serve-python", str(python)]
+    assert {line["engine"] for line in told(evaluate(call))} == {"llama.cpp"}
+    model, magic = json.loads((tmp_path / "model.json").read_text())
+    assert (Path(model).name, magic, Path(model).exists()) == ("target.gguf", "GGUF", False)
+    assert {method for method, *_ in asked(tmp_path)} == {None, "ngram-simple"}
+    (given := tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    evaluate([*call, "--served-target", str(given)])
+    assert json.loads((tmp_path / "model.json").read_text())[0] == str(given)
+    with pytest.raises(ValueError, match=r"--served-draft: none\.gguf: no such file or folder; correct the path"):
+        evaluate([*call, "--served-draft", "none.gguf"])
+    with pytest.raises(
+        ValueError, match=r"--served-target: \S*mine\.gguf: is for other engines; evaluation\.engine is longspec"
+    ):
+        evaluate([*arguments("lookup", "o.jsonl", shapes=[2]), "--served-target", str(given)])
+    with pytest.raises(ValueError, match=r"llama\.cpp: loads no glide drafts; set evaluation\.engine: longspec or .*: vllm"):
+        evaluate([*arguments("untrained", "u.jsonl", **by_llama_cpp), "--serve-python", str(python)])
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: 0\.7: text sampled by llama\.cpp is not measured here"):
+        evaluate([*arguments("lookup", "s.jsonl", **CHAINS | {"engine": "llama.cpp"}), "--serve-python", str(python)])
+
+
+def test_an_engine_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole lines are handed on before."""
+    monkeypatch.setattr(served, "LONGEST_SILENCE", 0.2)
+    reading, writing = os.pipe()
+    os.write(writing, b'one\ntwo\n{"torn')
+    lines = served._lines(reading, "python -m engine")
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+    with pytest.raises(ValueError, match=r"^python -m engine: answer 3 did not come in 0\.2 seconds; it hangs, and was ended$"):
+        next(lines)
+    os.close(writing)
+    assert list(served._lines(reading, "")) == []
+    os.close(reading)
+
+
 def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> None:
     """And our own lines say nothing of an engine."""
     ours = told(evaluate(arguments("lookup", "ours.jsonl", shapes=[2], repeats=1)))

@@ -194,6 +194,28 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
         settings.plan(runs=["demo-eagle3"])
 
 
+def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) -> None:
+    """With the recipe's key, before anything is trained: its drafts see all of a text."""
+    settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: llama.cpp")
+    told = "config/workflow.yaml: evaluation.engine: llama.cpp: loads no glide drafts; set evaluation.engine: longspec or eval"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan()
+    told = (
+        "config/workflow.yaml: evaluation.engine: llama.cpp: recipe.method.sliding_window: 512: drafts see all of a text in "
+        "llama.cpp, here 4160 tokens; keep to texts of 512 tokens (of an evaluation evaluation.tasks,"
+    )
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit("config/run/demo-eagle3.yaml", r"^    (long|cot): \{data.*\n", "")
+    with pytest.raises(
+        ValueError, match=r"serve_python: \.venv-serve/llama\.cpp/bin/python: no such file; `make \.venv-serve/ll"
+    ):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
+    section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
+    assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
+
+
 def test_a_precision_is_recorded_where_it_is_given_and_our_own_engine_is_not(settings: Settings) -> None:
     """What was evaluated before there was a choice stays as it is."""
     before = settings.plan().evaluation_settings("demo")

@@ -58,6 +58,9 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--engine", choices=(OURS, *ENGINES), default=more, help="what decodes; default: the settings'")
     python = "interpreter of the engine's environment; default: the settings' `serve_python`, .venv-serve/<engine>/bin/python"
     parser.add_argument("--serve-python", metavar="PATH", default=more, help=python)
+    given = "file or folder that the engine loads in place of the one that is written for it: {}"
+    parser.add_argument("--served-target", type=Path, help=given.format("the target, such as the GGUF file it came from"))
+    parser.add_argument("--served-draft", type=Path, help=given.format("the draft, as `longspec export` writes it"))
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
     options = parser.parse_args(arguments)
     if options.drafter not in BASELINES and options.draft is None:
@@ -134,6 +137,19 @@ def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer
     return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
 
 
+def given_files(options: argparse.Namespace, section: tasks.Settings) -> served.Given:
+    """Return what the engine is to load in place of files that would be written for it.
+
+    Raises ValueError for one that is not there, and where our own engine decodes.
+    """
+    for option, path in (("--served-target", options.served_target), ("--served-draft", options.served_draft)):
+        if path is not None and section.served_by is None:
+            raise ValueError(f"{option}: {path}: is for other engines; evaluation.engine is {OURS}")
+        if path is not None and not path.exists():
+            raise ValueError(f"{option}: {path}: no such file or folder; correct the path")
+    return served.Given(options.served_target, options.served_draft)
+
+
 @contextmanager
 def measurer_of(
     options: argparse.Namespace,
@@ -156,7 +172,8 @@ def measurer_of(
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
     engine = section.served_by
-    with served.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context) as files:
+    given = given_files(options, section)
+    with served.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
         python, repeats = section.interpreter(engine), section.repeats
         yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
 
@@ -174,7 +191,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     key = "recipe.precision" if section.precision is None else "evaluation.precision"
     dtype = resolve_dtype(section.precision or recipe.precision, key)
     device = own_device(ranks)
-    engine: dict[str, Any] = {}
+    engine: dict[str, Any] = {**given_files(options, section).identity()}
     if section.served_by is not None:
         if ranks.world_size > 1:
             started = f"was started on {ranks.world_size} ranks; start one, without torchrun"

@@ -19,7 +19,7 @@ import torch
 from transformers import GenerationConfig
 
 import longspec
-from longspec.atomic_files import sha256_text
+from longspec.atomic_files import describe_files, files_below, sha256_file, sha256_text
 from longspec.config.names import LOOKUP, UNTRAINED
 from longspec.decode.autoregressive import near_tie_margin
 from longspec.decode.texts import LENGTH, STOP, Row
@@ -69,6 +69,25 @@ def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Served
 
 
 @dataclass(frozen=True)
+class Given:
+    """Files or folders of a user, in an engine's layouts: the target and its draft in another precision, say."""
+
+    target: Path | None = None
+    draft: Path | None = None
+
+    def identity(self) -> dict[str, str]:
+        """Return the hashes of what is given."""
+        named = {"served target": self.target, "served draft": self.draft}
+        return {name: _hash(path) for name, path in named.items() if path is not None}
+
+
+def _hash(path: Path) -> str:
+    if path.is_file():
+        return sha256_file(path)
+    return sha256_text(json.dumps(describe_files(path, files_below(path)), sort_keys=True))
+
+
+@dataclass(frozen=True)
 class Loaded:
     """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any."""
 
@@ -86,18 +105,22 @@ def loaded(
     recipe: Any,
     vocabulary: DraftVocabulary | None,
     context: int,
+    given: Given,
 ) -> Iterator[Loaded]:
     """Yield what an engine loads of a drafter and its target; what was written for it alone is gone behind the block.
 
-    folder: a stage's draft; context: tokens of the longest text with its drafts. Raises ValueError where the draft is damaged
-    or not of this recipe and target, of which engines ask little, and for what the engine cannot represent.
+    folder: a stage's draft; context: tokens of the longest text with its drafts; given: what takes the place of files that
+    would be written. Raises ValueError where the draft is damaged or not of this recipe and target, of which engines ask
+    little, and for what the engine cannot represent.
     """
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
         if drafter != LOOKUP:
             served = served_by(recipe.method.name, engine.name)
             kind, draft = served.kind, _checked(drafter, folder, Path(place), target, recipe, vocabulary)
-            if served.layout is not None:
+            if given.draft is not None and drafter != UNTRAINED:
+                draft = given.draft
+            elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
                 if engine.target_layout is None:
                     write_layout(draft, served.layout, out)
@@ -105,7 +128,9 @@ def loaded(
                     write_layout(draft, served.layout, out, DTYPES[target.dtype], context)
                 draft = out
         model = target.path
-        if engine.target_layout is not None:
+        if given.target is not None:
+            model = str(given.target)
+        elif engine.target_layout is not None:
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
         yield Loaded(model, kind, None if draft is None else str(draft))

@@ -47,6 +47,13 @@ def served(name: str, engine: str) -> Served:
     return found
 
 
+def check_layout(recipe: Any, layout: str | None, context: int) -> None:
+    """Raise ValueError, with the key, for a recipe whose draft a layout cannot represent beside texts of `context` tokens."""
+    check = getattr(settings_of(recipe.method.name), "check_layout", None)
+    if layout is not None and check is not None:
+        check(layout, recipe.method, context)
+
+
 def in_vllm(name: str) -> Served | None:
     """How vLLM loads draft folders of a method; None where it loads none."""
     found: Served | None = settings_of(name).SERVED.get(VLLM)

@@ -19,6 +19,9 @@
         FAMILIES              model types of the targets that it drafts for, of longspec.families.FAMILIES
         WHY_THESE             what it asks of a target that the other families have not; empty where it takes all
         NAMELESS_FILES        whether weight files without a configuration are of this method
+        check_layout(layout, method, context) raises ValueError, with the key, for values of recipe.method that a layout for
+                              another program cannot represent beside texts of `context` tokens, None: of any length; only a
+                              method with layouts that have write, below, has it
         SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with

@@ -102,10 +102,10 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
     job = read_job(options.job)
     try:
         loaded = load(job)
+        answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
+        with os.fdopen(out, "w", encoding="utf-8") as answers:
+            for request in job.requests:
+                answers.write(answer(loaded, request, job.repeats).encode() + "\n")
+                answers.flush()
     except ValueError as error:
         sys.exit(f"error: {error}")
-    answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
-    with os.fdopen(out, "w", encoding="utf-8") as answers:
-        for request in job.requests:
-            answers.write(answer(loaded, request, job.repeats).encode() + "\n")
-            answers.flush()
