@@ -34,7 +34,7 @@ from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
-from longspec.methods import method_of
+from longspec.methods import layouts_of, method_of
 from longspec.methods import served as served_by
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -89,11 +89,15 @@ def _hash(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any."""
+    """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any.
+
+    scratch: a folder in which an engine keeps what it makes of them.
+    """
 
     model: str
     kind: str
     draft: str | None
+    scratch: str = ""
 
 
 @contextmanager
@@ -122,10 +126,10 @@ def loaded(
                 draft = given.draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
-                if engine.target_layout is None:
-                    write_layout(draft, served.layout, out)
-                else:  # with layouts of its own, the weights are written anew
+                if hasattr(layouts_of(recipe.method.name)[served.layout], "write"):  # the weights are written anew
                     write_layout(draft, served.layout, out, DTYPES[target.dtype], context)
+                else:
+                    write_layout(draft, served.layout, out)
                 draft = out
         model = target.path
         if given.target is not None:
@@ -133,7 +137,7 @@ def loaded(
         elif engine.target_layout is not None:
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
-        yield Loaded(model, kind, None if draft is None else str(draft))
+        yield Loaded(model, kind, None if draft is None else str(draft), place)
 
 
 def _checked(
@@ -237,6 +241,7 @@ class ServedMeasurer:
             positions=min(position_limit(self.target.config), longest + ROOM),
             repeats=self.repeats,
             requests=requests,
+            scratch=self.files.scratch,
         )
         with TemporaryDirectory() as place, _environment() as environment:
             path = Path(place) / "job.json"
