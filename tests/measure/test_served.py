@@ -17,10 +17,11 @@ from longspec.decode.texts import Stops, Texts
 from longspec.engines import ENGINES, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
+from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, judge
-from longspec.measure.served import Loaded, ServedMeasurer, accepted_of, check_counters, gap_of
+from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
 from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
 from longspec.methods.glide import settings
 from tests.measure.stand_in import VERSIONS

@@ -29,7 +29,7 @@ from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
 from longspec.journal import Followed, Identity, Journal, journal_of, unfinished
-from longspec.measure import served, tasks
+from longspec.measure import engine_files, served, tasks
 from longspec.measure.lines import Line, Work, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
@@ -137,7 +137,7 @@ def measure_all(journal: Journal | Followed, measurer: Measurer | ServedMeasurer
     return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
 
 
-def given_files(options: argparse.Namespace, section: tasks.Settings) -> served.Given:
+def given_files(options: argparse.Namespace, section: tasks.Settings) -> engine_files.Given:
     """Return what the engine is to load in place of files that would be written for it.
 
     Raises ValueError for one that is not there, and where our own engine decodes.
@@ -147,7 +147,7 @@ def given_files(options: argparse.Namespace, section: tasks.Settings) -> served.
             raise ValueError(f"{option}: {path}: is for other engines; evaluation.engine is {OURS}")
         if path is not None and not path.exists():
             raise ValueError(f"{option}: {path}: no such file or folder; correct the path")
-    return served.Given(options.served_target, options.served_draft)
+    return engine_files.Given(options.served_target, options.served_draft)
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def measurer_of(
         return
     engine = section.served_by
     given = given_files(options, section)
-    with served.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
+    with engine_files.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
         python, repeats = section.interpreter(engine), section.repeats
         yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
 
@@ -197,7 +197,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
             started = f"was started on {ranks.world_size} ranks; start one, without torchrun"
             raise ValueError(f"evaluation.engine: {section.engine}: {started}")
         engine["engine"] = served.versions(section.served_by, section.interpreter(section.served_by))
-        target: Any = served.served_target(path, dtype, device)
+        target: Any = engine_files.served_target(path, dtype, device)
     else:
         join_ranks(ranks)
         engine |= {"ranks": ranks.world_size} if ranks.world_size > 1 else {}
