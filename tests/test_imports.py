@@ -89,6 +89,14 @@ DOORS = {
     "snakemake": set(),
     "vllm": {"measure.engines.vllm"},
     "xllamacpp": {"measure.engines.llama_cpp"},
+    "openvino_genai": {"measure.engines.openvino"},
+    "openvino": {"measure.engines.openvino", "measure.engines.openvino_ir"},
+    "optimum": {"measure.engines.openvino_ir"},
+}
+# What an engine's environment has beside the engine, for its module there.
+BESIDE_ENGINES = {
+    "measure.engines.openvino": {"numpy"},  # its tensors
+    "measure.engines.openvino_ir": {"torch", "transformers", "safetensors"},  # optimum-intel converts torch's modules
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
@@ -216,7 +224,8 @@ def test_what_runs_in_an_engines_environment_needs_nothing_else(imported: dict[s
     loaded["measure"] = imported["measure"]
     assert {"__init__", "measure.engines.vllm", "measure.engines.protocol"} <= loaded.keys()
     for module, names in loaded.items():
-        own = {*sys.stdlib_module_names, *(name for name, doors in DOORS.items() if module in doors)}
+        own = {*sys.stdlib_module_names, *BESIDE_ENGINES.get(module, ())}
+        own |= {name for name, doors in DOORS.items() if module in doors}
         outside = {name for name in names if name.split(".")[0] not in own}
         assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
 
@@ -226,13 +235,14 @@ def test_the_plugin_for_vllm_imports_neither_this_package_nor_transformers(root:
     assert {"vllm", "torch"} < names <= {"vllm", "torch", "longspec_vllm"} | set(sys.stdlib_module_names)
 
 
-def test_vllm_is_loaded_with_the_first_job_alone() -> None:
-    code = "import sys, longspec.measure.engines.vllm; print(*{name.split('.')[0] for name in sys.modules})"
+@pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "openvino", "openvino_ir"])
+def test_an_engine_is_loaded_with_the_first_job_alone(engine: str) -> None:
+    code = f"import sys, longspec.measure.engines.{engine}; print(*{{name.split('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(SOURCE.parent)}, text=True, capture_output=True
     )
     assert loaded.returncode == 0, loaded.stderr
-    assert not set(loaded.stdout.split()) & {"torch", "transformers", "vllm", "numpy"}
+    assert not set(loaded.stdout.split()) & {"torch", "transformers", "vllm", "numpy", "xllamacpp", "openvino", "optimum"}
 
 
 def test_what_snakemake_imports_needs_no_torch(imported: dict[str, set[str]]) -> None:

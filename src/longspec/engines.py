@@ -54,6 +54,6 @@ ENGINES = {
     for engine in (
         Engine(VLLM, "vLLM", "vllm", lookup="ngram", target_layout=None, trees=False, samples=True),
         Engine(LLAMA_CPP, "llama.cpp", "llama_cpp", lookup="ngram-simple", target_layout="gguf", trees=False, samples=False),
-        Engine(OPENVINO, "OpenVINO", "openvino", lookup="prompt_lookup", target_layout="openvino", trees=False, samples=False),
+        Engine(OPENVINO, "OpenVINO", "openvino", lookup="prompt_lookup", target_layout=None, trees=False, samples=False),
     )
 }

@@ -18,7 +18,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import Engine
-from longspec.methods import method_of
+from longspec.methods import layouts_of, method_of
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
@@ -66,11 +66,15 @@ def _hash(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any."""
+    """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any.
+
+    scratch: a folder in which an engine keeps what it makes of them.
+    """
 
     model: str
     kind: str
     draft: str | None
+    scratch: str = ""
 
 
 @contextmanager
@@ -99,10 +103,10 @@ def loaded(
                 draft = given.draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
-                if engine.target_layout is None:
-                    write_layout(draft, served.layout, out)
-                else:  # with layouts of its own, the weights are written anew
+                if hasattr(layouts_of(recipe.method.name)[served.layout], "write"):  # the weights are written anew
                     write_layout(draft, served.layout, out, DTYPES[target.dtype], context)
+                else:
+                    write_layout(draft, served.layout, out)
                 draft = out
         model = target.path
         if given.target is not None:
@@ -110,7 +114,7 @@ def loaded(
         elif engine.target_layout is not None:
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
-        yield Loaded(model, kind, None if draft is None else str(draft))
+        yield Loaded(model, kind, None if draft is None else str(draft), place)
 
 
 def _checked(

@@ -115,6 +115,7 @@ class ServedMeasurer:
             positions=min(position_limit(self.target.config), longest + ROOM),
             repeats=self.repeats,
             requests=requests,
+            scratch=self.files.scratch,
         )
         with TemporaryDirectory() as place, _environment() as environment:
             path = Path(place) / "job.json"

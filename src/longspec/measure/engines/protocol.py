@@ -35,7 +35,7 @@ class Job:
     """A model and its requests. method: the engine's name of the kind of draft, None to decode without; tokens: of each draft.
 
     draft: the folder of its weights, None for kinds that have none; positions: of the longest text with its drafts; repeats:
-    how often each request is decoded.
+    how often each request is decoded; scratch: a folder for what an engine makes of these files, which its next start finds.
     """
 
     model: str
@@ -46,6 +46,7 @@ class Job:
     positions: int
     repeats: int
     requests: list[Request]
+    scratch: str = ""
 
     def write(self, path: Path) -> None:
         """Write the job as JSON, for read_job."""

@@ -14,11 +14,11 @@ from longspec.config.faults import faults_of
 from longspec.config.schema import KNOWN, LATER
 from longspec.config.typed import Flag, Number, Rate, Size, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.engines import LLAMA_CPP, VLLM, Served
+from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
 
 NAME = "eagle3"
 NAMELESS_FILES = False
-SERVED = {VLLM: Served("eagle3"), LLAMA_CPP: Served("draft-eagle3", "gguf")}
+SERVED = {VLLM: Served("eagle3"), LLAMA_CPP: Served("draft-eagle3", "gguf"), OPENVINO: Served("eagle3", "openvino")}
 VARIANTS = ("ttt",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
@@ -286,20 +286,34 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
         )
 
 
+# Layouts of drafts for another program than vLLM: its name, and the norms that it has no place for.
+LAYOUTS = {
+    "gguf": ("llama.cpp", ("fc_norm", "norm_output")),
+    "openvino": ("OpenVINO", ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")),
+}
+
+
 def check_layout(layout: str, method: Mapping[str, Any], context: int | None) -> None:
-    """Raise ValueError, with the key, for what a layout has no place for; `gguf` has none for windows and EAGLE-3.1's norms."""
-    if layout != "gguf":
+    """Raise ValueError, with the key, for what a layout has no place for; no layout of LAYOUTS has one for windows."""
+    if layout not in LAYOUTS:
         return
-    for name in ("fc_norm", "norm_output"):
+    program, norms = LAYOUTS[layout]
+    for name in norms:
         if method[name]:
             raise ValueError(
-                f"recipe.method.{name}: true: llama.cpp has no place for it; train with false, or serve this draft by vLLM"
+                f"recipe.method.{name}: true: {program} has no place for it; train with false, or serve this draft by vLLM"
             )
+    layers = method["layers"]
+    if layout == "openvino" and layers is not None and 0 in layers:
+        raise ValueError(
+            f"recipe.method.layers: {list(layers)}: OpenVINO reads outputs of layers, and layer 0's input is none; train with "
+            "layers from 1 on, or serve this draft by vLLM"
+        )
     window = method["sliding_window"]
     if window is not None and (context is None or window < context):
         texts = "texts of any length" if context is None else f"{context} tokens"
         raise ValueError(
-            f"recipe.method.sliding_window: {window}: drafts see all of a text in llama.cpp, here {texts}; keep to texts of "
+            f"recipe.method.sliding_window: {window}: drafts see all of a text in {program}, here {texts}; keep to texts of "
             f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, or serve this "
             "draft by vLLM"
         )
