@@ -21,9 +21,9 @@ from longspec.decode.speculate import speculate
 from longspec.draft.__main__ import main
 from longspec.families import FAMILIES
 from longspec.methods.eagle3 import settings as eagle3
-from longspec.methods.eagle3.layer import layer_config
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
+from longspec.methods.layer_config import layer_config
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target

@@ -15,19 +15,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from longspec.distributed import log
-from longspec.methods.eagle3.layer import layer_config
-from longspec.methods.eagle3.settings import (
-    AUXILIARY,
-    MOST_STEPS,
-    NORMS,
-    ROPE,
-    SHAPE,
-    Settings,
-    check_shape,
-    check_values,
-    layers_of,
-)
-from longspec.methods.eagle3.weights import D2T, T2D, ids_of
+from longspec.methods.eagle3.settings import AUXILIARY, MOST_STEPS, NORMS, Settings, layers_of
+from longspec.methods.layer_config import layer_config
+from longspec.methods.layer_shape import ROPE, SHAPE, check_shape, check_values
+from longspec.methods.vocabulary_tensors import D2T, T2D, ids_of
 from longspec.models.target import head_width
 from longspec.models.weight_files import read_folder, telling_damage
 
@@ -143,7 +134,7 @@ def read_published(
         "steps": Settings().steps if steps is None else steps,
         "target_vocabulary": None if ids is None else target.vocab_size,
     }
-    check_values(values, str(file), ELSEWHERE)
+    check_values(Settings, values, str(file), ELSEWHERE)
     own, wanted = llama.max_position_embeddings, target.max_position_embeddings
     if own < wanted:
         log(
@@ -216,7 +207,7 @@ def _layers(
     Raises ValueError for others than three ascending ones of the target's.
     """
     for found in (inputs, outputs):
-        check_values({"layers": found}, f"{file}: {LAYER_IDS}", ELSEWHERE)
+        check_values(Settings, {"layers": found}, f"{file}: {LAYER_IDS}", ELSEWHERE)
     if inputs and given not in (None, tuple(inputs)):
         raise ValueError(f"--layers: {list(given or ())}: {file} says {inputs}; leave it out")
     if given or inputs:
@@ -244,7 +235,7 @@ def _shape(llama: LlamaConfig, target: Any, file: Path) -> dict[str, Any]:
     if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
         rope.setdefault("original_max_position_embeddings", llama.max_position_embeddings)
     own = {name: getattr(llama, name) for name in SHAPE} | {ROPE: rope}
-    check_values(own, str(file), ELSEWHERE)
+    check_values(Settings, own, str(file), ELSEWHERE)
     check_shape(own, str(file))
     default = layer_config(target, Settings())
     beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(target)}
