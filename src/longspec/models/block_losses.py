@@ -185,10 +185,12 @@ def block_bytes(
 ) -> int:
     """Bytes of the logits that are alive at once while the losses of `predicted` slots are taken, `slots` of a block.
 
-    In float32: the target's twice and the draft's, or, over the draft vocabulary, the target's distribution, the draft's and a
-    temporary; and one in a narrower dtype. target_vocabulary: of which logits are made; 0: of none.
+    The draft's in float32, beside the target's in float32 and the head's dtype, or in float32 with those over the draft
+    vocabulary and their distribution, or beside this distribution, a temporary and the gradient in the head's dtype.
+    target_vocabulary: of which logits are made; 0: of none.
     """
     chunk = max(1, losses.chunk_tokens(vocabulary + target_vocabulary, device) // slots) * slots
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
-    of_target, of_draft = (8 + narrow) * target_vocabulary + 4 * vocabulary, vocabulary * (12 + narrow)
-    return min(predicted, chunk) * max(of_target, of_draft)
+    is_reduced = vocabulary < target_vocabulary
+    of_target = target_vocabulary and 4 * target_vocabulary + max(narrow * target_vocabulary, 4 * vocabulary * (1 + is_reduced))
+    return min(predicted, chunk) * max(4 * vocabulary + of_target, vocabulary * (12 + narrow))

@@ -74,9 +74,10 @@ def operations(
     """
     slots, window = settings.block_size, settings.sliding_window
     blocks = min(slots_of(settings, tokens) // slots, labels)
-    text = sum(times * causal_pairs(length, window, 1) for length, times in Counter(documents).items()) / max(1, tokens)
-    own = slots if window is None else (slots + 1) / 2
-    of_layers = block_operations(config, settings, blocks * slots, blocks * slots * (text + own))
+    back = [None if window is None else window - 1 - slot for slot in range(slots)]  # keys of the text that each may see
+    text = sum(times * causal_pairs(length, most, 1) for length, times in Counter(documents).items() for most in back)
+    own = slots * (slots if window is None else (slots + 1) / 2)
+    of_layers = block_operations(config, settings, blocks * slots, blocks * (text / max(1, tokens) + own))
     with_teacher = top_k is None and (settings.loss == SOFT or with_llm_loss)
     of_head = head_operations(config, settings, blocks * settings.predicted, with_teacher=with_teacher)
     return projection_operations(config, settings, tokens) + of_layers, of_head

@@ -193,13 +193,15 @@ class DFlashTrainer(DraftTrainer):
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS.flatten(0, 1)[tokens_N]
 
+        is_soft = settings.loss == SOFT
+        teacher: Teacher | None = None
         with self.states.gather([head_weight]):
-            teacher: Teacher | None = sparse_teacher(found, labelled, layer.ids_V, with_loss=with_llm_loss)
-            if teacher is None and FINAL in found:
+            if is_soft or with_llm_loss:
+                teacher = sparse_teacher(found, labelled, layer.ids_V, with_loss=with_llm_loss)
+            if FINAL in found and (is_soft or with_llm_loss):
                 best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
                 final_NH, next_N = labelled(found[FINAL]), labelled(input_ids_BS.roll(-1, 1))
                 teacher = DenseTeacher(final_NH, head_weight, next_N, layer.ids_V, with_llm_loss, best_N)
-            is_soft = settings.loss == SOFT
             take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, is_soft=is_soft)
             sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums
