@@ -162,10 +162,11 @@ def check(recipe: Any) -> None:
     method = recipe.method
     for key in ("layers", "stored_layers"):
         layers = None if method[key] is None else list(method[key])
-        if layers is not None and (layers != sorted(set(layers)) or not layers or layers[0] < 1):
+        least = 1 if key == "layers" else 0
+        if layers is not None and (layers != sorted(set(layers)) or not layers or layers[0] < least):
             raise ValueError(
-                f"recipe.method.{key}: {layers}: must be layers from 1 on in ascending order, each once, as [2, 16, 29]; "
-                "config.json names a layer by the one before it, whose output is its input"
+                f"recipe.method.{key}: {layers}: must be layers from {least} on in ascending order, each once, as [2, 16, 29]"
+                + "; config.json names a layer by the one before it, whose output is its input" * least
             )
     missing = sorted(set(method.layers or ()) - set(method.stored_layers or method.layers or ()))
     if method.stored_layers is not None and (method.layers is None or missing):

@@ -1,15 +1,16 @@
-"""EAGLE-3's trainer as a job that is killed and goes on."""
+"""Jobs of methods with a draft vocabulary, that are killed and go on."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from transformers import Qwen2Config
 
 from longspec.atomic_files import read_json, write_json
 from longspec.draft_vocabulary import DraftVocabulary
 from tests.corpus import Corpus, sentences
-from tests.jobs import EAGLE3, PLAIN, Job, finish, kill_all, torchrun
+from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
 from tests.states.test_partitioned import WIDE, save
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
@@ -46,17 +47,18 @@ def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable[..., Job]:
-    def job(name: str, *overrides: str, ranks: int | None = None) -> Job:
+    def job(name: str, method: list[str], *overrides: str, ranks: int | None = None) -> Job:
         launcher = PLAIN if ranks is None else torchrun(ranks)
-        return Job(tmp_path / name, wide, packed, [*overrides], launcher, EAGLE3, vocabulary=vocabulary)
+        return Job(tmp_path / name, wide, packed, [*overrides], launcher, method, vocabulary=vocabulary)
 
     return job
 
 
-def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("method", [EAGLE3, DFLASH], ids=["eagle3", "dflash"])
+def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[str]) -> None:
     """On two ranks, in bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
     overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
-    whole, killed = (make(name, *overrides, ranks=2) for name in ("whole", "killed"))
+    whole, killed = (make(name, method, *overrides, ranks=2) for name in ("whole", "killed"))
     whole.run()
     process = killed.start()
     killed.wait_for(5, process)
@@ -65,3 +67,15 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job]) -> None:
     assert killed.step() < 8
     assert "starting at step 4" in killed.run()
     assert_same(whole, killed)
+
+
+def test_a_block_draft_learns_the_same_on_any_number_of_ranks(make: Callable[..., Job]) -> None:
+    """Its anchors are drawn by the rows' numbers; one rank takes two rows at once, two ranks one each."""
+    overrides = ["deepspeed=zero0", "recipe.steps=4"]
+    alone = make("alone", DFLASH, *overrides, "runtime.micro_batch=2")
+    shared = make("shared", DFLASH, *overrides, ranks=2)
+    for job in (alone, shared):
+        job.run()
+    losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (alone, shared)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0)
+    assert [row["blocks"] for row in alone.rows()] == [row["blocks"] for row in shared.rows()]
