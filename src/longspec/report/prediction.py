@@ -74,7 +74,7 @@ def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: flo
 
     method: the recipe's section, which decides the draft's layer beside the own target; published shapes have its defaults.
     """
-    rows = []
+    rows, forwards = [], 1 if settings_of(method.name).ONE_FORWARD else gamma
     for shape in (own, *PUBLISHED):
         layer = settings_of(method.name).layer_weights(shape, None if shape.published else method)
         whole, without_head = (cost_ratio(shape, layer, head_share, with_head=counted) for counted in (True, False))
@@ -86,8 +86,8 @@ def predictions(own: Shape, tau: float, gamma: int, method: Any, head_share: flo
                 "draft_parameters": layer + round(head_share * shape.head),
                 "cost_ratio": whole,
                 "cost_ratio_without_head": without_head,
-                "speed_up": tau / (1 + gamma * whole),
-                "speed_up_without_head": tau / (1 + gamma * without_head),
+                "speed_up": tau / (1 + forwards * whole),
+                "speed_up_without_head": tau / (1 + forwards * without_head),
                 "published": shape.published,
             }
         )

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from longspec.config.schema import KNOWN
 from longspec.config.typed import Text, means, words
 
+ONE_FORWARD = False
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = None
 VARIANTS = ("made-up",)

@@ -16,6 +16,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, ffn_width, layer_settings
 
 NAME = "dflash"
+ONE_FORWARD = True
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = "dflash"
 VARIANTS = ("blocks",)  # of a run that names none
@@ -250,7 +251,7 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
 
 
 def layer_weights(sizes: Any, method: Any = None) -> int:
-    """Decoder layers of the target's shape, or of their own, shared by the tokens of a block.
+    """Decoder layers of the target's shape, or of their own, which a block reads once.
 
     The projection of the target's hidden states is read once a round, and is left out.
     """

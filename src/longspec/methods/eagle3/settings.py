@@ -16,6 +16,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, ffn_width, layer_settings
 
 NAME = "eagle3"
+ONE_FORWARD = False
 NAMELESS_FILES = False
 VLLM_METHOD: str | None = "eagle3"
 VARIANTS = ("ttt",)  # of a run that names none

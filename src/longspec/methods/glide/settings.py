@@ -12,6 +12,7 @@ from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
+ONE_FORWARD = False
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 VLLM_METHOD: str | None = "draft_model"  # with the plugin of plugins/vllm
