@@ -1,4 +1,4 @@
-"""EAGLE-3 and DFlash beside a target of every family: its states, a draft that is trained, extracted and loaded, and what it decodes.
+"""EAGLE-3 and DFlash beside a target of every family: its states, drafts that are trained, extracted, loaded, and decode.
 
 Shapes: B rows, S tokens, H hidden width.
 """
