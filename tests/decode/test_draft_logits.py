@@ -67,11 +67,15 @@ class RecordedEagle3(Recorded, Eagle3Drafter):
 
 
 class RecordedDFlash(DFlashDrafter):
+    def logits(self, draft_input):
+        self.slots = super().logits(draft_input)
+        return self.slots
+
     def propose(self, draft_input, levels, sampler):
-        self.seen, slots = [], self.logits(draft_input)
-        for depth, size in enumerate((1, *levels[:-1])):
-            self.seen.append(slots[:, depth, None].expand(-1, size, -1))
-        return super().propose(draft_input, levels, sampler)
+        tree = super().propose(draft_input, levels, sampler)
+        sizes = (1, *levels[:-1])
+        self.seen = [self.slots[:, depth, None].expand(-1, size, -1) for depth, size in enumerate(sizes)]
+        return tree
 
 
 class GlideCase:

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -20,6 +21,7 @@ from longspec.methods.dflash.published import read_published
 from longspec.methods.dflash.settings import Settings
 from tests.draft.eagle3_drafts import IDS, TARGET
 
+FOLDER = Path(dflash.__file__).parent
 DEPTH, BLOCK, HIDDEN, INNER, HEADS, KEY_VALUES, WIDTH = 2, 6, 32, 48, 4, 2, 12
 SETTINGS = Settings(layers=(1, 4, 6), depth=DEPTH, block_size=BLOCK, mask_token=90)
 REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": TARGET.vocab_size}
@@ -112,6 +114,22 @@ def test_a_folder_is_what_engines_read_and_what_we_read_back(tmp_path: Path, tar
     assert all(torch.equal(their_state[name], tensor) for name, tensor in state.items())
 
 
+def test_the_card_says_how_to_serve_it(tmp_path: Path, target_path: str) -> None:
+    """As many drafted tokens as a block has slots behind its first one."""
+    write(tmp_path / "draft", target_path, SETTINGS)
+    template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string((FOLDER / "card.md.j2").read_text())
+    about = {"config": read_json(tmp_path / "draft/config.json"), "base_model": "owner/target"}
+    body = template.render(**about, repository="me/draft", revision="main")
+    commands = [line for line in body.replace(" \\\n    ", " ").splitlines() if line.startswith(("vllm", "python -m sglang"))]
+    speculative = '{"method": "dflash", "model": "me/draft", "num_speculative_tokens": 5}'
+    assert commands == [
+        f"vllm serve owner/target --speculative-config '{speculative}'",
+        "python -m sglang.launch_server --model-path owner/target --speculative-algorithm DFLASH "
+        "--speculative-draft-model-path me/draft --speculative-num-draft-tokens 6",
+    ]
+    assert "layers 1, 4, 6, the target's head, no sliding window" in body
+
+
 def speculators_config(content: dict[str, Any]) -> dict[str, Any]:
     """As the package speculators 0.9.0 writes it."""
     layer = {name: content[name] for name in content if name not in (*OURS, "dflash_config", "block_size", "architectures")}
@@ -166,7 +184,7 @@ def test_a_shape_of_its_own_is_kept(tmp_path: Path, target_path: str) -> None:
             r"target_layer_ids: inputs of layers \[9\]: must be",
         ),
         ({"dflash_config": {"mask_token_id": 1, "sample_from_anchor": True}}, "sample_from_anchor: is True, a draft of ours"),
-        ({"block_size": 1}, "block_size: is 1, must be a whole number from 2 to 64"),
+        ({"block_size": 1}, "block_size: must be a whole number from 2 to 64, is 1"),
     ],
 )
 def test_what_ours_cannot_be_is_refused_by_its_field(
@@ -183,7 +201,7 @@ def test_norms_of_keys_that_differ_are_no_shared_one(tmp_path: Path, target_path
     write(tmp_path / "draft", target_path, untied)
     layer = METHOD.layer(TARGET, SETTINGS)
     with pytest.raises(
-        ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..* tied_k_norm: false"
+        ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..*tied_k_norm: false"
     ):
         METHOD.load(layer, tmp_path / "draft", TARGET, SETTINGS)
     content = read_json(tmp_path / "draft/config.json")
