@@ -123,6 +123,7 @@ WITHOUT_TORCH = {
     "chain_length",
     "methods",
     "methods.draft_files",
+    "methods.layer_shape",
     "answers.settings",
     "decode.levels",
     "measure.tasks",

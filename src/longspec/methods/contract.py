@@ -8,11 +8,12 @@
         fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
         stored(recipe)        a word of a folder's name for the tensors that are stored for this draft, and with
                               recipe.states.top_k for the temperature at which its labels are taken
-        layer_weights(sizes, method) weights of the draft that are read for each drafted token, its head's left out, beside a
+        layer_weights(sizes, method) weights of the draft that a forward of it reads, its head's left out, beside a
                               target whose `sizes` are as its config.json names them; method: recipe.method, None: its defaults
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
+        ONE_FORWARD           whether one forward of the layers drafts all tokens of a round
         TARGETS               model type -> published class; empty where none was published
         SAME                  section of the recipe, and its keys that a draft's weights fit alone: layers of the same shapes
                               compute other numbers by other values
@@ -175,6 +176,17 @@ def check_inputs(
             wrong = low if low < least else high
             raise ValueError(f"{name}: {wrong} lies outside {least}..{'' if most is None else most} ({why})")
     return position_ids
+
+
+def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Tensor | None) -> None:
+    """Raise ValueError for positions that jump inside a document before a label: a chain's are its start's plus its steps."""
+    jumps_BS = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
+    if document_ids_BS is not None:
+        jumps_BS = jumps_BS & (document_ids_BS[:, 1:] == document_ids_BS[:, :-1])
+    has_label_BS = labels_BS[:, 1:] != NO_LABEL
+    followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
+    if bool((jumps_BS & followed_BS).any()):
+        raise ValueError("position_ids: must rise by one from token to token of a document")
 
 
 def fill(

@@ -7,6 +7,7 @@ from longspec.config.schema import KNOWN
 from longspec.config.typed import Text, means, words
 from longspec.engines import Served
 
+ONE_FORWARD = False
 NAMELESS_FILES = False
 SERVED: dict[str, Served] = {}
 VARIANTS = ("made-up",)

@@ -14,8 +14,9 @@ from longspec.config.faults import faults_in
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.methods.draft_files import draft_weights_file, read_draft_config
 from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import NAME, check_layout
-from longspec.methods.eagle3.weights import D2T, T2D, check_draft_state, draft_settings
+from longspec.methods.eagle3.method import check_draft_state
+from longspec.methods.eagle3.settings import NAME, Settings, check_layout
+from longspec.methods.vocabulary_tensors import D2T, T2D, draft_settings
 from longspec.models import gguf_writer
 from longspec.models.gguf_writer import LAYER
 from longspec.models.weight_files import read_tensors, telling_damage
@@ -33,7 +34,7 @@ OUTSIDE = {
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
     """Write the file. Raises ValueError as of check_layout, draft_settings, check_draft_state and gguf_writer."""
-    settings, found = draft_settings(folder), read_draft_config(folder)
+    settings, found = draft_settings(folder, NAME, Settings), read_draft_config(folder)
     assert found is not None, "draft_settings refuses folders without"
     (file, content), weights_file = found, draft_weights_file(folder)
     with faults_in(str(file)):

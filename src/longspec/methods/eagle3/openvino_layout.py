@@ -13,9 +13,12 @@ from transformers import LlamaConfig
 from longspec.atomic_files import new_folder, write_json
 from longspec.config.faults import faults_in
 from longspec.methods.draft_files import CONFIG, SAFETENSORS, draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import OF_THE_TARGET, PARTIAL, Eagle3Layer
-from longspec.methods.eagle3.settings import check_layout
-from longspec.methods.eagle3.weights import D2T, T2D, check_draft_state, draft_settings
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import check_draft_state
+from longspec.methods.eagle3.settings import NAME, Settings, check_layout
+from longspec.methods.layer_config import OF_THE_TARGET
+from longspec.methods.layer_shape import PARTIAL
+from longspec.methods.vocabulary_tensors import D2T, T2D, draft_settings
 from longspec.models.weight_files import read_tensors, telling_damage
 
 # OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
@@ -44,7 +47,7 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
     """
     if dtype not in (None, *DTYPES):
         raise ValueError(f"--dtype: {dtype}: is unknown to the layout openvino; give one of {', '.join(DTYPES)}")
-    settings, found = draft_settings(folder), read_draft_config(folder)
+    settings, found = draft_settings(folder, NAME, Settings), read_draft_config(folder)
     assert found is not None, "draft_settings refuses folders without"
     (file, content), weights_file = found, draft_weights_file(folder)
     with faults_in(str(file)):

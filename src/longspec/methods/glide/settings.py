@@ -13,6 +13,7 @@ from longspec.engines import VLLM, Served
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
+ONE_FORWARD = False
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
