@@ -274,7 +274,9 @@ def test_a_template_that_leaves_out_what_a_tool_returned_is_refused(tokenizers: 
     tokenizer.chat_template = families.PHI.replace("{{ '<|' +", "{% if turn.role != 'tool' %}{{ '<|' +").replace(
         "'<|end|>\\n' }}", "'<|end|>\\n' }}{% endif %}"
     )
-    said = [{"role": role, "content": content} for role, content in (("assistant", "I look."), ("tool", "3"), ("assistant", "ok"))]
+    said = [
+        {"role": role, "content": content} for role, content in (("assistant", "I look."), ("tool", "3"), ("assistant", "ok"))
+    ]
     with pytest.raises(LayoutError, match=r"messages\[2\]\.content: the chat template does not write this tool's result out"):
         encoded(tokenizer, {"messages": [QUESTION, *said]})
 
