@@ -20,6 +20,7 @@ from longspec.workflow.checks import (
     check_published,
     check_sources,
     checked_plan,
+    unused_variants,
 )
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
@@ -53,7 +54,8 @@ user = {"HF_HUB_OFFLINE": "0"} | os.environ
 os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
 os.environ.update(HF_HUB_OFFLINE="1")
 
-update_config(config, typed_call(workflow.config_settings.config))
+CALLED = typed_call(workflow.config_settings.config)
+update_config(config, CALLED)
 with one_line_errors():
     PLAN = checked_plan(config)
     if workflow.is_main_process:  # jobs read this file again
@@ -66,6 +68,8 @@ with one_line_errors():
     BENCH_ANSWERS = AnswersPlan(BENCH)
     if workflow.is_main_process:
         STATES.forget_copies()
+if workflow.is_main_process and "variants" in CALLED and unused_variants(PLAN):
+    logger.warning(unused_variants(PLAN))
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])

@@ -52,6 +52,8 @@ ANCHORS = (
             [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],
             r"top_k: 769 tokens are more than the draft can propose, 768 \(recipe\.m",
         ),
+        ([*GLIDE, "recipe.states.dtype=float8"], r"recipe\.states\.dtype: float8: nothing is stored; set .*source: offline"),
+        ([*GLIDE, "recipe.states.top_k=8"], r"recipe\.states\.top_k: 8: nothing is stored"),
     ],
 )
 def test_refused_when_it_is_planned(overrides: list[str], told: str) -> None:

@@ -153,6 +153,7 @@ def experiment(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("spoilt", "message"),
     [
+        (b"hydra: {run: {dir: x}}\n", r"mine\.yaml: hydra: Hydra's own settings have no effect here"),
         (b"files: {out: there}\n", r"mine\.yaml: line 7: key 'files' stands twice, first in line 6; keep one"),
         (b"recipe: {seed: 1\n", r"mine\.yaml: line 8: "),
         (b"# caf\xe9\n", r"mine\.yaml: line 7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
@@ -163,6 +164,12 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Pat
     with pytest.raises(ValueError, match=message) as refused:
         compose("mine", [], experiment.parent)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("key", ["recipe.optimizer.rl", "recipes", "files.date"])
+def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
+        compose("mine", [f"+{key}=1"], experiment.parent)
 
 
 def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -> None:

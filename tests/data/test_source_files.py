@@ -162,6 +162,7 @@ CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.jsonl.gz", gzip.compress(MANY) + b"\0garbage", "cut off or corrupt"),
     ("a.jsonl.zst", compressed(MANY, "zstd")[:-20], "Truncated compressed stream"),
     ("a.json.zst", MANY, "cut off or corrupt"),
+    ("a.jsonl.gz", b"", "is empty, which no compressed file is"),
     ("a.json", PRETTY[:200], r"record 2: .* cut off by the end of the file"),
     ("a.json", b'[{"a": "\\', "record 1: .* cut off by the end of the file"),
     ("a.json", b'[{"a": 1}, {"a": "b}, {}]', "record 2: lacks a quote or bracket"),

@@ -269,6 +269,18 @@ def test_what_cannot_be_laid_out_exactly_is_refused(tokenizers: dict[str, Any], 
         encoded(tokenizers[name], record)
 
 
+def test_a_template_that_leaves_out_what_a_tool_returned_is_refused(tokenizers: dict[str, Any]) -> None:
+    tokenizer = families.family("phi", families.byte_level())
+    tokenizer.chat_template = families.PHI.replace("{{ '<|' +", "{% if turn.role != 'tool' %}{{ '<|' +").replace(
+        "'<|end|>\\n' }}", "'<|end|>\\n' }}{% endif %}"
+    )
+    said = [
+        {"role": role, "content": content} for role, content in (("assistant", "I look."), ("tool", "3"), ("assistant", "ok"))
+    ]
+    with pytest.raises(LayoutError, match=r"messages\[2\]\.content: the chat template does not write this tool's result out"):
+        encoded(tokenizer, {"messages": [QUESTION, *said]})
+
+
 WORDS = ["a", "ab ", "\n", " ", "größer", "🙂", "14", '"', "\\", "{"]
 WORDS += ["<|im_end|>", "<|call|>", "<|eos|>", "<tool", "\ue000", "\uf001"]
 SAID = st.lists(st.sampled_from(WORDS), min_size=1, max_size=6).map("".join).filter(str.strip)

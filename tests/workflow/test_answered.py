@@ -52,3 +52,10 @@ def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(
     asked.edit("config/run/demo.yaml", r"^(    cot: \{.*\})", rf"\1\n{WHOLE.replace('cot', 'parts').replace('true', 'false')}")
     answers = AnswersPlan(asked.plan(runs=["demo"]))
     assert answers.records("demo", "asked") in answers.evaluation_records("demo")
+
+
+def test_questions_are_held_out_by_the_modules_that_the_librarys_text_is_held_out_by(asked: Settings) -> None:
+    asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)
+    asked.edit(str(FILE), r"records: 20, held_out: 0\.1", "records: 20, held_out: 0.2")
+    with pytest.raises(ValueError, match=r"data\.\S+held_out: 0\.[12].* both are made from 'stdlib'"):
+        asked.plan(runs=["demo"])

@@ -92,6 +92,17 @@ def test_what_does_not_go_together_dies_at_the_plan_with_its_key(settings: Setti
         planned(settings, **given)
 
 
+def test_running_text_and_the_targets_own_training_are_refused(settings: Settings) -> None:
+    regenerate(settings)
+    settings.edit("config/model/demo.yaml", "dataset: puzzles", "dataset: own")
+    with pytest.raises(ValueError, match=r"data\.own\.regenerate: config/model/demo\.yaml trains the target on own"):
+        settings.plan()
+    settings.edit("config/model/demo.yaml", "dataset: own", "dataset: puzzles")
+    settings.edit(WORKFLOW, "own: {source: puzzles, records: 4000, seed: 0", "own: {source: stdlib, held_out: 0.1")
+    with pytest.raises(ValueError, match=r"data\.own\.regenerate: the source stdlib is running text"):
+        settings.plan()
+
+
 @pytest.mark.slow
 def test_answers_are_tokenized_in_the_place_of_records_and_made_again_for_what_decides_them_alone(
     workflow: Workflow,

@@ -42,7 +42,7 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytes
     assert "by the rules " in jobs
     assert target == "target: llama, 8 layers, 1,000 tokens, 512 positions"
     assert data == "data: about 23 tokens, at 4 bytes each: 8 rows of 512 tokens"
-    assert re.fullmatch(r"time: \d+ steps, about .* on \d+ GPUs that each do \d+ TFLOP/s; .*", time)
+    assert re.fullmatch(r"time: \d+ steps, about .* on \d+ threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)
     assert re.fullmatch(r"memory: \S+ GiB of each process, of \S+ GiB that this machine has: (fits|DOES NOT FIT: .*)", memory)
     assert disk.startswith("disk: ")
     assert re.match(

@@ -32,9 +32,18 @@ SCHEMA = {
     (r"^variants: \[.*?\]", "variants: [1]"): "variants.0: must be a name, is 1",
 }
 CASES = {
+    "a list of replayed stages": (LONGCOT, r"replay: \{.*?\}", "replay: [base]", "recipe.data.replay: {base: 0.2} (in "),
+    "a target that nothing trains": (MODEL, r"mixture:\n(?: +-.*\n)+", "mixture: []\n", "build.mixture: is empty"),
     "a key of the target's phases": (MODEL, r"\brows:", "row:", "build.mixture.0.row: unknown key; did you mean 'rows'?"),
     "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", "data.puzzles.source: in/a.jsonl: no such"),
     "an unknown preset": (WORKFLOW, PUZZLES, "puzzles: {preset: ultrachats}", "data.puzzles.preset: config/data.yaml has no "),
+    "an archive": (WORKFLOW, PUZZLES, "puzzles: {source: hf:o/n/data.zip, shards: 2}", "source: hf:o/n/data.zip is an archive"),
+    "a name that leads out": (
+        WORKFLOW,
+        PUZZLES,
+        "puzzles: {source: hf:a/b/../../../x.jsonl, shards: 1}",
+        "is no name of a dataset",
+    ),
     "an unknown aligner": (
         WORKFLOW,
         PUZZLES,

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 from longspec.config import compose_stage, to_yaml
@@ -80,6 +82,32 @@ def test_a_folder_of_any_name_reaches_the_command_whole(workflow: Workflow) -> N
     command = workflow.plan()["models/mine/target_manifest.json"]["command"]
     assert f"--source={folder}" in shlex.split(command)
     assert not list(workflow.folder.rglob("INJECTED"))
+
+
+# On a workstation with GPUs one job that uses them runs at a time (profiles/default); elsewhere nothing holds jobs back.
+
+DEVICE = "/dev/nvidiactl"
+# Each fails where another is running.
+SNAKEFILE = """
+rule both:
+    input: "a", "b"
+rule one:
+    output: "{name}"
+    resources: gpu_jobs=1
+    shell: "mkdir running; sleep 1; rmdir running; touch {output}"
+"""
+
+
+def test_one_job_runs_at_a_time_where_a_gpu_is_seen(tmp_path: Path, root: Path) -> None:
+    profile = (root / "profiles/default/profile.yaml").read_text()
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile/profile.yaml").write_text(profile.replace(DEVICE, str(tmp_path / "device")))
+    (tmp_path / "device").touch()
+    (tmp_path / "Snakefile").write_text(SNAKEFILE)
+    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile", "--cores", "2", "both"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "gpu_jobs=1" in done.stderr
 
 
 def test_every_rule_whose_jobs_ask_for_gpus_is_one_of_these(root: Path) -> None:

@@ -1,6 +1,7 @@
 """Write a run's file for a target and its data, plan it, and say what it will cost on this machine."""
 
 import argparse
+import time
 from pathlib import Path
 
 import torch
@@ -29,6 +30,7 @@ method: {method}
 """
 PLAIN = ((".jsonl", ""), (".json", ""))  # kinds of files
 BYTES = 4  # of a token, before a tokenizer is asked
+SIZE = 1024  # of the product by which a processor is measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def cost_lines(path: Path, target: str, data: str) -> list[str]:
-    """Return what was found of target and data, and hours, memory and disk as far as these tell them."""
+    """Return what was found of target, data and machine, and hours, memory and disk as far as these tell them."""
     facts = facts_of(target, path)
     sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
     told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
@@ -83,13 +85,27 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
         return [*lines, f"time and memory: known once the target is here ({error})"]
     ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
     planned = plan_stage(read, recipe, config.runtime, whole_rows(rows, length), ranks, device)
+    rate, machine = _machine()
     needed, there = peak(estimate(planned.setup)), memory_of(device)
     each, owner = ("GPU", "it") if device.type == "cuda" else ("process", "this machine")
     fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md"
     return [
         *lines,
-        f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(TYPICAL_FLOPS))} on {ranks} GPUs that each do "
-        f"{TYPICAL_FLOPS / 1e12:.0f} TFLOP/s; answers, states and the evaluation come on top",
+        f"time: {planned.steps:,} steps, about {duration(3600 * planned.hours(rate))} on {machine}; answers, states and the "
+        "evaluation come on top",
         f"memory: {gib(needed)} of each {each}, of {gib(there)} that {owner} has: {fits}",
         f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
     ]
+
+
+def _machine() -> tuple[float, str]:
+    """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
+    if torch.cuda.is_available():
+        return TYPICAL_FLOPS, f"{torch.cuda.device_count()} GPUs that each do {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s"
+    square = torch.ones(SIZE, SIZE)
+    square @ square
+    began = time.perf_counter()
+    for _ in range(4):
+        square @ square
+    rate = 4 * 2 * SIZE**3 / (time.perf_counter() - began)
+    return rate, f"{torch.get_num_threads()} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"

@@ -18,7 +18,7 @@ from longspec.config.names import (
     is_repository,
     wheel_source,
 )
-from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime
+from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime, States
 from longspec.families import FAMILIES
 
 BUILT = "build"  # the source of a target that the workflow makes
@@ -116,9 +116,12 @@ def check_replay(recipe: DictConfig) -> None:
 
 
 def check_states(recipe: DictConfig) -> None:
-    """Check that states can be stored."""
+    """Check that states can be stored, and that no choice is without effect."""
     states = recipe.states
     if states.source != OFFLINE:
+        for key in ("dtype", "top_k"):
+            if states[key] != getattr(States(), key):
+                raise ValueError(f"recipe.states.{key}: {states[key]}: nothing is stored; set recipe.states.source: {OFFLINE}")
         return
     if states.top_k is not None and not methods.soft_labels(recipe):
         raise ValueError(

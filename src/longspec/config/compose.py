@@ -2,6 +2,7 @@
 
 import copy
 import re
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +18,16 @@ from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
-from longspec.config.faults import one_line
+from longspec.config.faults import one_line, unknown_key
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
-from longspec.config.schema import Build, Config, Recipe, Runtime
+from longspec.config.schema import Build, Config, Files, Recipe, Runtime
 
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
 COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads: it takes 0.2 s for each
 # Exceptions that a mistake in a configuration raises.
 ConfigError = (ValueError, HydraException, OmegaConfBaseException)
+NO_EFFECT = "Hydra's own settings have no effect here; remove it (files.out=... is the folder)"
 
 
 @cache
@@ -45,8 +47,13 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
     """
     for override in overrides:
         if re.match(r"[+~]*hydra[./@=]", override):
-            raise ValueError(f"{override}: Hydra's own settings have no effect here; remove it (files.out=... is the folder)")
+            raise ValueError(f"{override}: {NO_EFFECT}")
     config = _composed(name, overrides, config_dir)
+    for prefix, section, kind in (("", config, Config), ("files.", config.files, Files)):
+        known = [field.name for field in fields(kind)]
+        for key in map(str, section):
+            if key not in known:  # `+key=value` adds any, and nothing would read it; CHECKS look at the other sections
+                raise ValueError(f"{prefix}{key}: {unknown_key(key, known)}")
     name_class(config.recipe)
     try:
         for section in (config.recipe, config.runtime, config.build):
@@ -71,6 +78,9 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     run, overrides = _told_by_run(overrides, folders)
     first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
     files = [(folders.index(folder), path.relative_to(folder), path.read_bytes()) for folder, path in in_reach]
+    for (_, path), (*_, content) in zip(in_reach, files, strict=True):
+        if re.search(rb"^hydra\s*:", content, re.MULTILINE):  # it would be dropped without a word
+            raise ValueError(f"{path}: hydra: {NO_EFFECT}")
     nodes = [ConfigStore.instance().repo.get(group) for group in (NODE, STAGE_NODE)]
     key = sha256_text(repr((name, overrides, files, nodes)))
     if key not in COMPOSED:

@@ -185,6 +185,8 @@ def one_line(error: BaseException) -> str:
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__context__
+    if file and cause is None and "DictConfig with ListConfig" in str(error):  # OmegaConf says of no key in a file
+        return f"a list stands where a mapping belongs, such as recipe.data.replay: {{base: 0.2}} (in {file[1]}.yaml)"
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).partition("Config search path")[0].split())
     told = str(cause.msg or cause).partition("\n")[0]

@@ -24,6 +24,14 @@ class AnswersPlan:
         self.chosen = {
             name: parse(name, entry[KEY]) for name, entry in choices.data.items() if name in used and entry.get(KEY) is not None
         }
+        for name in self.chosen:
+            if choices.data[name]["source"] == "stdlib":
+                raise ValueError(f"data.{name}.{KEY}: the source stdlib is running text, which asks nothing; remove {KEY}")
+            if model := next((each for each in choices.built if name in [p["dataset"] for p in choices.mixture(each)]), None):
+                raise ValueError(
+                    f"data.{name}.{KEY}: config/model/{model}.yaml trains the target on {name} (build.mixture), which the "
+                    f"target itself is to answer; name its answers apart, with the same source: {name}-answers"
+                )
         for name in self.asked:
             models = {model for model, dataset in self.wanted() if dataset == name}
             if len(models) > 1:

@@ -90,6 +90,13 @@ def check_published(plan: Plan) -> None:
         check_files(folder, there, provenance, once=True)
 
 
+def unused_variants(plan: Plan) -> str:
+    """Name the chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
+    used = {variant for run in plan.runs for variant in plan.variants[run]}
+    unused = ", ".join(variant for variant in plan.settings["variants"] if variant not in used)
+    return f"variants: {unused}: no chosen run is trained so: each names its own variants in its file" if unused else ""
+
+
 def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
     """The settings with the data sets of the chosen runs' own files beside those of config/workflow.yaml.
 

@@ -48,6 +48,17 @@ def test_nothing_is_left_of_the_dry_batch() -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in glide.state_dict().items())
 
 
+def test_a_job_that_asks_slurm_for_less_memory_than_its_ranks_need_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup, gb = large(), 1024  # MB
+    needed = 8 * memory.peak(memory.estimate(setup), on_host=True)
+    assert needed > 8 * 16e9  # eight ranks that load a target of 8 billion weights in bfloat16
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    for asked, is_told in ((None, False), (needed // 2**30 * gb, True), ((needed // 2**30 + 1) * gb, False)):
+        if asked:
+            monkeypatch.setenv("SLURM_MEM_PER_NODE", str(asked))
+        assert ("raise node_mem" in memory.host_shortage(setup)) is is_told
+
+
 def run_out(glide: Any, error: RuntimeError) -> None:
     """Have the losses fail, after the forward has taken its memory."""
 

@@ -84,8 +84,9 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     given = [forms[at].given(message) if at in forms else message for at, message in enumerate(chat.messages)]
     documents: list[Conversation] = []
     last: _Turn | None = None
-    for number in numbers:
+    for before, number in zip([-1, *numbers], numbers, strict=False):
         turn = _turn(template, chat, number, forms[number], given)
+        _check_results(chat.messages, range(before + 1, number), turn.prompt)
         place = last.place_in(turn.prompt) if last else None
         last = turn
         if place is None:
@@ -240,3 +241,12 @@ def _check_said(said: str, message: dict[str, Any], place: str) -> None:
     for name in ("reasoning_content", "content"):
         if message.get(name, "").strip() not in said:
             raise LayoutError(f"{place}.{name}: the chat template alters it")
+
+
+def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:
+    """Raise LayoutError when what a tool returned does not stand in the prompt behind it, as it is or within JSON."""
+    for number in numbers:
+        said = messages[number]["content"].strip()
+        forms = (said, *(json.dumps(said, ensure_ascii=ascii)[1:-1] for ascii in (False, True)))
+        if messages[number]["role"] == "tool" and not any(form in prompt for form in forms):
+            raise LayoutError(f"messages[{number}].content: the chat template does not write this tool's result out")

@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longspec.atomic_files import check_files, describe_files, files_below, fsync_path, read_json, sha256_file, write_manifest
-from longspec.data.hub.names import CARD, Source, UnavailableError, choose, matches, parse
+from longspec.data.hub.names import CARD, Source, UnavailableError, choose, lacking, matches, parse
 from longspec.data.read.source_files import ARCHIVE, kind_of
 from longspec.shown import FULL, brief
 
@@ -70,7 +70,11 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
     with _hub() as api:
         commit = api.dataset_info(source.repository, revision=revision).sha
         entries = list(api.list_repo_tree(source.repository, recursive=True, revision=commit, repo_type="dataset"))
-    return commit, {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}  # the others are folders
+    found = {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}  # the others are folders
+    for name in found:
+        if name.startswith("/") or ".." in name.split("/"):
+            raise ValueError(f"{source.text}: the name {name!r} leads out of the repository")
+    return commit, found
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
@@ -127,7 +131,7 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
     wanted = {name: remote for name, remote in files.items() if not _is_copied(folder / name, remote)}
     for name in wanted:
         path, before = folder / name, old.get("files", {}).get(f"{FILES}/{name}", {})
-        if path.exists() and sha256_file(path) != before.get("sha256"):
+        if path.exists() and (old.get("commit") == BY_HAND or sha256_file(path) != before.get("sha256")):
             raise ValueError(f"{path}: its bytes are not those of commit {commit}; move it away and fetch again")
         path.unlink(missing_ok=True)
     if wanted:
@@ -136,13 +140,16 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
 
 
 def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """The files of a name among those that are there."""
+    """The files of a name among those that are there. Raises ValueError for a part of a numbered set."""
     known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
     found = sorted(files_below(folder))
     if source.file:
-        return _readable([name for name in found if matches(source, name)])
-    # Offline a split's files are not known: all files placed here count, but not those that another source has left.
-    return _readable([name for name in found if name not in known and name != CARD])
+        found = [name for name in found if matches(source, name)]
+    else:  # offline a split's files are not known: all files placed here count, but not those that another source has left
+        found = [name for name in found if name not in known and name != CARD]
+    if missing := lacking(source, found):
+        raise ValueError(f"{source.text}: placed by hand in {folder}, but without {brief(', '.join(missing))}; place these too")
+    return _readable(found)
 
 
 def make(text: str, revision: str, out: Path) -> Manifest:

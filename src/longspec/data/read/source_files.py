@@ -86,6 +86,8 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
     """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
     import pyarrow as pa  # not above, as in `read`
 
+    if compression and not path.stat().st_size:
+        raise ValueError(f"{path}: is empty, which no compressed file is; get it again")
     try:
         # pyarrow's streams, unlike the zstandard library's, raise an error for a stream that is cut off.
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:

@@ -69,7 +69,7 @@ def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError when the stages of a run have two targets, or one name stands for two targets."""
+    """Raise ValueError when a run has two targets, one name stands for two, or nothing is said to train one."""
     known: dict[str, Any] = {}
     used: dict[str, str] = {}
     for (run, _, stage), config in configs.items():
@@ -82,6 +82,8 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
             raise ValueError(
                 f"{key}: '{model.name}' stands for two different targets (source, sha256 or build); give each its own name"
             )
+        if model.source == BUILT and not config.build.mixture:
+            raise ValueError(f"config/model/{model.name}.yaml: build.mixture: is empty; name a phase of the target's training")
 
 
 def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
