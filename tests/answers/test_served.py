@@ -96,10 +96,10 @@ def test_a_server_that_is_not_there_or_serves_another_model_is_named(case: Case,
             ask(case, tmp_path, server, served_model="other")
     with pytest.raises(ValueError, match=rf"{re.escape(address)}: lists no models: "):
         case.make(tmp_path, engine="endpoint", endpoint=address, tries=2)
-    for no_list in (b"<html>", b"[]", b'{"data": null}'):
-        with serving(echo) as server, pytest.raises(ValueError, match="lists no models: .* with its /v1"):
-            server.listed = no_list
-            ask(case, tmp_path, server)
+    with serving(echo) as server:
+        for server.listed in (b"<html>", b"[]", b'{"data": null}'):
+            with pytest.raises(ValueError, match=r"lists no models: .* with its /v1"):
+                ask(case, tmp_path, server)
 
 
 COUNTED: dict[str, Any] = {"usage": {"completion_tokens": "x"}}

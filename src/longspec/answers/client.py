@@ -84,7 +84,7 @@ class Client:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
             owners = {each.id: getattr(each, "owned_by", None) for each in self._server.models.list().data}
-        except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: of a reply that is no list
+        except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: the reply is no list
             raise ValueError(f"{self.address}: lists no models: {_shown(error)}; give the address with its /v1") from None
         names = [*owners]
         self._tells_ids = "vllm" in owners.values()
