@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.name, self.owner = name, ""  # of the model
+        self.name, self.owner, self.listed = name, "", b""  # of the model; what is said in its place
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
         self.lock = threading.Lock()
 
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers.get("Authorization"))
-        self._send((200, {"data": [{"id": self.server.name, "owned_by": self.server.owner}]}))
+        self._send((200, self.server.listed or {"data": [{"id": self.server.name, "owned_by": self.server.owner}]}))
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers["Content-Length"])).decode()

@@ -41,22 +41,32 @@ def test_a_server_that_ends_is_told_with_its_last_words(case: Case, tmp_path: Pa
             case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"), when), tries=2)
 
 
+def test_a_server_is_started_for_what_is_left_alone(case: Case, tmp_path: Path) -> None:
+    made = case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid")))
+    (tmp_path / "pid").unlink()
+    (tmp_path / "shard.json").unlink()
+    assert case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"))) == made
+    assert not (tmp_path / "pid").exists()
+
+
 @pytest.mark.slow
-def test_a_job_that_is_told_to_end_ends_its_server(case: Case, tmp_path: Path) -> None:
-    """One that a shell has started."""
-    pid = tmp_path / "pid"
-    server = f"sh -c '{command(str(pid), 'stalls')}; true'"
-    settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
-    files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
-    process = popen([sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)])
-    deadline = time.monotonic() + 60
-    while not pid.with_suffix(".asked").exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(30) != 0
-    serving = int(pid.read_text())
-    while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def test_a_job_that_ends_ends_its_server(case: Case, tmp_path: Path) -> None:
+    """One that a shell has started: killed with -9, or by the end of its terminal, the job has no time to do it itself."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        pid = tmp_path / f"pid-{number}"
+        server = f"sh -c '{command(str(pid), 'stalls')}; true'"
+        settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
+        files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
+        job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)]
+        process = popen(job)
+        deadline = time.monotonic() + 60
+        while not pid.with_suffix(".asked").exists():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(number)
+        assert process.wait(30) != 0
+        serving = int(pid.read_text())
+        while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

@@ -96,6 +96,10 @@ def test_a_server_that_is_not_there_or_serves_another_model_is_named(case: Case,
             ask(case, tmp_path, server, served_model="other")
     with pytest.raises(ValueError, match=rf"{re.escape(address)}: lists no models: "):
         case.make(tmp_path, engine="endpoint", endpoint=address, tries=2)
+    with serving(echo) as server:
+        for server.listed in (b"<html>", b"[]", b'{"data": null}'):
+            with pytest.raises(ValueError, match=r"lists no models: .* with its /v1"):
+                ask(case, tmp_path, server)
 
 
 COUNTED: dict[str, Any] = {"usage": {"completion_tokens": "x"}}
@@ -142,3 +146,12 @@ def test_a_server_that_repeats_the_key_puts_it_nowhere(
     printed = "".join(capfd.readouterr())
     kept = "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
     assert "sk-secret" not in printed + kept + str(found.value)
+
+
+def test_a_key_that_no_header_takes_is_refused_and_not_shown(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-a\rb")
+    with serving(echo) as server, pytest.raises(ValueError, match=r"^OPENAI_API_KEY: ") as found:
+        ask(case, tmp_path, server)
+    assert "sk-a" not in "".join(capfd.readouterr()) + str(found.value)

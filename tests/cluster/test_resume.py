@@ -42,8 +42,10 @@ def test_a_dead_one_is_known_by_more_than_its_number(folder: Path) -> None:
     (folder / NOTE).write_text(json.dumps(note | {"began": note["began"] + "1"}))
     assert living_controller(folder) == ""
     code = "from pathlib import Path; from longspec.cluster.resume import note_controller; note_controller(Path.cwd())"
-    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True)
-    assert living_controller(folder) == ""
+    with subprocess.Popen([sys.executable, "-c", code], cwd=folder) as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert str(process.pid) in (folder / NOTE).read_text()
+        assert living_controller(folder) == ""
 
 
 def test_one_on_another_machine_is_asked_for(folder: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,7 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
         ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
+        ({"more": {"split.count": 3}}, "is a part of a model; .*: llama-gguf-split --merge"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
         ({"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}}, "token_embd.weight: .* not finite"),

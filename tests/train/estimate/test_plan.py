@@ -1,8 +1,6 @@
 """`plan`: figures against hand-made ones, no weights needed, and an answer for every mistake."""
 
 import copy
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +67,6 @@ def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str
     each = operations_of_a_step(folder)
     assert f"{each:.3g} operations a step" in text
     assert f"{each / 2e6:.1f} s a step, {5 * each / 2e6 / 3600:.1f} hours in all" in text
-
-
-def test_what_slurm_is_to_be_asked_for(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a stage of 200 minutes a job takes all of its 60, of a shorter one 1.25 times as long, and 10 to start."""
-    rate = 5 * operations_of_a_step(folder) / (200 * 60) / 2  # five steps on two ranks take 200 minutes
-    assert plan.main(command(folder, "--rows", "21", "--flops", repr(rate), "--gpu-memory-gib", "10")) == 0
-    on_host = float(re.search(r"PEAK of one rank, host +([\d.]+) MiB", capsys.readouterr().out)[1]) * 2**20  # type: ignore[index]
-    for ranks, faster, minutes in ((1, 1, 60), (2, 100, 13)):
-        more = ["--json", f"--node-gpus={ranks}", "--longest-job=60", f"--flops={faster * rate!r}"]
-        assert plan.main(command(folder, "--rows", "21", *more)) == 0
-        [needs] = json.loads(capsys.readouterr().out)
-        assert needs["minutes"] == minutes
-        assert needs["memory_mb"] == pytest.approx(ranks * (on_host + 6 * 2**30) / 1e6, abs=1)
 
 
 def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:

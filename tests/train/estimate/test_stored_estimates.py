@@ -82,7 +82,7 @@ def test_disk_and_hours(tmp_path: Path, capsys: pytest.CaptureFixture[str], monk
     CONFIG.save_pretrained(tmp_path / "target")
     steps = ["recipe.steps=360", "recipe.data.sequence_length=512", "recipe.global_batch=2", "runtime.held_out_rows=2"]
     config = compose("train", [*EAGLE3, *steps, "recipe.states.source=offline"])
-    options = ["--ranks", "1", "--states-only", "--rows", "240", "--flops", "1e15"]
+    options = ["--ranks", "1", "--gpu-memory-gib", "1000", "--rows", "240", "--flops", "1e15"]
     for name in ("recipe", "runtime", "target"):
         options += [f"--{name}", str(tmp_path / name)]
         if name != "target":

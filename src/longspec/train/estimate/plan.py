@@ -4,8 +4,6 @@ All is told by the configurations and the target's config.json; no weights are l
 """
 
 import argparse
-import json
-import math
 import shutil
 import sys
 from collections.abc import Mapping
@@ -25,7 +23,7 @@ from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
-from longspec.shown import at_least, named_path, one_line
+from longspec.shown import named_path, one_line
 from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
@@ -35,9 +33,6 @@ TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
 SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
 CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
-# Time of a job beside training: start, dry batch, resuming; and a factor, since the estimated speed is not exact.
-START_MINUTES, TIME_MARGIN = 10, 1.25
-RANK_BYTES = 6 * GIB  # of a process with torch, CUDA's libraries and its batches, on the host: a round guess
 
 
 @dataclass(frozen=True)
@@ -183,18 +178,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored:
     ]
 
 
-def needs_of(plan: Plan, rate: float, node_gpus: int, longest: int) -> dict[str, int]:
-    """Return what one Slurm job of a stage needs, on nodes of `node_gpus` GPUs in at most `longest` minutes.
-
-    memory_mb, of a node, in MB as Slurm counts, is the host's part of the estimate for its ranks, and what each process needs
-    besides.
-    """
-    ranks = min(node_gpus, plan.setup.world_size)
-    on_host = peak(estimate(plan.setup), on_host=plan.setup.device.type == "cuda")
-    minutes = math.ceil(60 * plan.hours(rate) * TIME_MARGIN + START_MINUTES)
-    return {"memory_mb": ranks * (on_host + RANK_BYTES) // 10**6, "minutes": min(longest, minutes)}
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
@@ -209,12 +192,8 @@ def parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what the stages are trained on; default: %(default)s")
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
-    add("--node-gpus", type=at_least(1), default=8, metavar="N", help="GPUs of a Slurm node; default: %(default)d")
-    add("--json", action="store_true", help="print only what each stage's Slurm jobs need, as JSON")
     place = "where stored states are to lie; default: %(default)s"
     add("--states-folder", type=Path, default=Path("data/states"), metavar="DIR", help=place)
-    add("--states-only", action="store_true", help="print only what stored states cost")
-    add("--longest-job", type=int, default=240, metavar="MINUTES", help="of the longest Slurm job; default: %(default)d")
     add("--flops", type=float, default=TYPICAL_FLOPS, help="operations a second of one rank; default: %(default)g")
     return parser
 
@@ -250,16 +229,9 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    fits = all(peak(estimate(plan.setup)) <= available for plan in plans)
-    if options.json:
-        print(json.dumps([needs_of(plan, rate, options.node_gpus, options.longest_job) for plan in plans]))
-        return int(not fits)
     for (recipe, runtime), own, plan in zip(stages, rows, plans, strict=True):
         stored = stored_lines(plan, recipe, runtime, own, options.states_folder, rate * options.ranks)
-        lines = [f"stage {recipe.stage}:", *stored]
-        print("\n".join(lines if options.states_only else stage_lines(recipe, plan, rate, available, stored)))
-    if options.states_only:
-        return 0
+        print("\n".join(stage_lines(recipe, plan, rate, available, stored)))
     hours, disk = sum(plan.hours(rate) for plan in plans), sum(plan.disk for plan in plans)
     print(f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
-    return int(not fits)
+    return int(any(peak(estimate(plan.setup)) > available for plan in plans))
