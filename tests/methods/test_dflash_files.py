@@ -200,9 +200,7 @@ def test_norms_of_keys_that_differ_are_no_shared_one(tmp_path: Path, target_path
     untied = replace(SETTINGS, tied_k_norm=False)
     write(tmp_path / "draft", target_path, untied)
     layer = METHOD.layer(TARGET, SETTINGS)
-    with pytest.raises(
-        ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..*tied_k_norm: false"
-    ):
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..*tied_k_norm: false"):
         METHOD.load(layer, tmp_path / "draft", TARGET, SETTINGS)
     content = read_json(tmp_path / "draft/config.json")
     file = tmp_path / "draft/model.safetensors"

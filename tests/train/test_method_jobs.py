@@ -69,12 +69,17 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[
     assert_same(whole, killed)
 
 
-@pytest.mark.parametrize(("optimizer", "apart"), [("adamw", 1e-5), ("muon", 1e-3)])  # Muon's products are in bfloat16
-def test_a_block_draft_learns_the_same_on_any_number_of_ranks(make: Callable[..., Job], optimizer: str, apart: float) -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "sharding", "apart"),
+    [("adamw", "zero0", 1e-5), ("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
+)
+def test_a_block_draft_learns_the_same_on_any_number_of_ranks(
+    make: Callable[..., Job], optimizer: str, sharding: str, apart: float
+) -> None:
     """Its anchors are drawn by the rows' numbers; one rank takes two rows at once, two ranks one each."""
-    overrides = ["deepspeed=zero0", "recipe.steps=4", f"recipe.optimizer.name={optimizer}"]
-    alone = make("alone", DFLASH, *overrides, "runtime.micro_batch=2")
-    shared = make("shared", DFLASH, *overrides, ranks=2)
+    overrides = ["recipe.steps=4", f"recipe.optimizer.name={optimizer}"]
+    alone = make("alone", DFLASH, *overrides, "deepspeed=zero0", "runtime.micro_batch=2")
+    shared = make("shared", DFLASH, *overrides, f"deepspeed={sharding}", ranks=2)
     for job in (alone, shared):
         job.run()
     losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (alone, shared)]
