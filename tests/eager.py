@@ -59,7 +59,7 @@ def attend_blocks(
 ) -> Tensor:
     """One softmax over the text's keys and all blocks'."""
     first_BQ, last_BQ = visibility.text_bounds_BQ()
-    j_S, i_Q = torch.arange(k_BKSD.shape[2]), torch.arange(q_BNQD.shape[2])
+    j_S, i_Q = (torch.arange(x.shape[2], device=x.device) for x in (k_BKSD, q_BNQD))
     seen_QQ = i_Q[:, None] // visibility.slots == i_Q // visibility.slots
     if visibility.window is not None:
         seen_QQ &= i_Q <= i_Q[:, None]

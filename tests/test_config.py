@@ -196,7 +196,7 @@ def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path
             ["recipe.model.family=llama", f"recipe.model._target_={QWEN2}"],
             r"recipe\.model\.family: llama, but recipe\.model\._target_ is longspec.*; give one of the two",
         ),
-        (["recipe.method.name=eagle"], r"recipe\.method\.name: 'eagle' is unknown; choose one of eagle3, glide"),
+        (["recipe.method.name=eagle"], r"recipe\.method\.name: 'eagle' is unknown; choose one of dflash, eagle3, glide"),
     ],
 )
 def test_unknown_and_contradicting_names_of_family_and_method_are_refused_by_key(overrides: list[str], message: str) -> None:
@@ -209,7 +209,7 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
     content: Any = plain(compose("train", []).recipe)
     source = Path("recipe.yaml")
     assert typed(content, Recipe, source).method.name == "glide"
-    message = r"recipe\.yaml: recipe\.method\.name: 'eagle' is unknown; choose one of eagle3, glide"
+    message = r"recipe\.yaml: recipe\.method\.name: 'eagle' is unknown; choose one of dflash, eagle3, glide"
     with pytest.raises(ValueError, match=message):
         typed(content | {"method": {"name": "eagle"}}, Recipe, source)
     model = {"name": "demo", "source": "build"}

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from longspec.models.attention import flash
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
+from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
 from tests.models.flash_stand_in import flash_attn_varlen_func
@@ -85,6 +86,24 @@ def test_output_and_gradients_on_a_gpu(backend: str, name: str, width: int) -> N
     blind_BNSD = results[1][0] == 0
     assert not results[0][0][blind_BNSD].any()
     assert not results[0][1][blind_BNSD].any()
+    for left, right in zip(*results, strict=True):
+        assert (left.float() - right).norm() <= 0.01 * right.norm()
+
+
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("backend", [pytest.param(name, marks=pytest.mark.gpu) for name in (FLEX, SDPA)])
+def test_drafted_blocks_on_a_gpu(backend: str, window: int | None) -> None:
+    """Blocks of 16 slots at 30 places of a text, in documents; more queries and keys than whole blocks of a kernel."""
+    anchors_BA = torch.randint(0, LENGTH, (2, 30), generator=torch.Generator().manual_seed(2)).sort(1).values.cuda()
+    starts_BA = anchors_BA // 300 * 300
+    shapes, results = [(10, 480), (2, LENGTH), (2, LENGTH), (2, 480), (2, 480), (10, 480)], list[list[Tensor]]()
+    given = [torch.randn(2, *shape, 64, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+    for chosen, dtype in ((backend, torch.bfloat16), (EAGER, torch.float32)):
+        *parts, grad = (x.detach().to(dtype).requires_grad_() for x in given)
+        with without_tf32():
+            visibility = BlockVisibility(anchors_BA, starts_BA, 16, window)
+            out = attend_blocks(parts[0], (parts[1], parts[2]), (parts[3], parts[4]), visibility, SCALE, chosen)
+            results.append([out, *torch.autograd.grad(out, parts, grad)])
     for left, right in zip(*results, strict=True):
         assert (left.float() - right).norm() <= 0.01 * right.norm()
 

@@ -1,0 +1,87 @@
+"""Jobs of methods with a draft vocabulary, that are killed and go on."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import Qwen2Config
+
+from longspec.atomic_files import read_json, write_json
+from longspec.draft_vocabulary import DraftVocabulary
+from tests.corpus import Corpus, sentences
+from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
+from tests.states.test_partitioned import WIDE, save
+from tests.train.test_held_out_estimate import make_packed
+from tests.train.test_job import assert_same
+
+pytestmark = pytest.mark.slow
+PROPOSED = 40
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """The manifest of a target of three layers, so wide that DeepSpeed spreads it and its draft over the ranks."""
+    folder = tmp_path_factory.mktemp("wide")
+    config = Qwen2Config(vocab_size=corpus.build.vocabulary, **WIDE | {"num_hidden_layers": 3})
+    write_json(folder / "target.json", {"path": save(config, folder / "target"), "source": "test", "files": {}})
+    return folder / "target.json"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """Tokens that the corpus has many of, and some that it has not."""
+    path = tmp_path_factory.mktemp("vocabulary") / "draft_vocabulary_40.json"
+    size = corpus.build.vocabulary
+    ids = tuple(range(size // 2 - PROPOSED // 2, size // 2 + PROPOSED // 2))
+    DraftVocabulary(ids, size, read_json(corpus.packed)["tokenizer"], {"all": 1.0}).write(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """Rows with held-out records, one shorter than a chain."""
+    held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30)]
+    return make_packed(tmp_path_factory.mktemp("packed"), corpus, "base", sentences(200), [{"text": "a"}, *held_out])
+
+
+@pytest.fixture
+def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable[..., Job]:
+    def job(name: str, method: list[str], *overrides: str, ranks: int | None = None) -> Job:
+        launcher = PLAIN if ranks is None else torchrun(ranks)
+        return Job(tmp_path / name, wide, packed, [*overrides], launcher, method, vocabulary=vocabulary)
+
+    return job
+
+
+@pytest.mark.parametrize("method", [EAGLE3, DFLASH], ids=["eagle3", "dflash"])
+def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[str]) -> None:
+    """On two ranks, in bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
+    overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
+    whole, killed = (make(name, method, *overrides, ranks=2) for name in ("whole", "killed"))
+    whole.run()
+    process = killed.start()
+    killed.wait_for(5, process)
+    kill_all(process)
+    assert finish(process)[1] != 0
+    assert killed.step() < 8
+    assert "starting at step 4" in killed.run()
+    assert_same(whole, killed)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "sharding", "apart"),
+    [("adamw", "zero0", 1e-5), ("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
+)
+def test_a_block_draft_learns_the_same_on_any_number_of_ranks(
+    make: Callable[..., Job], optimizer: str, sharding: str, apart: float
+) -> None:
+    """Its anchors are drawn by the rows' numbers; one rank takes two rows at once, two ranks one each."""
+    overrides = ["recipe.steps=4", f"recipe.optimizer.name={optimizer}"]
+    alone = make("alone", DFLASH, *overrides, "deepspeed=zero0", "runtime.micro_batch=2")
+    shared = make("shared", DFLASH, *overrides, f"deepspeed={sharding}", ranks=2)
+    for job in (alone, shared):
+        job.run()
+    losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (alone, shared)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=apart, atol=0)
+    assert [row["blocks"] for row in alone.rows()] == [row["blocks"] for row in shared.rows()]
