@@ -161,6 +161,54 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     assert "4 lines of an unfinished evaluation are left out, made otherwise: code: other then" in capfd.readouterr().out
 
 
+def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Lines of a finished evaluation stay, their seconds too, also when Snakemake has removed the file; asked again, none does."""
+    decoded: list[str] = []
+    measure = measurer.Measurer.measure
+
+    def counted(self: Any, prompt: Prompt, settings: list[Setting]) -> Any:
+        decoded.extend([prompt.task] * len(settings) * self.repeats)
+        return measure(self, prompt, settings)
+
+    monkeypatch.setattr(measurer.Measurer, "measure", counted)
+
+    def lines(**changes: Any) -> list[dict[str, Any]]:
+        """Evaluate with some settings changed; the drafted texts are counted in `decoded`."""
+        decoded.clear()
+        out = Path(evaluate(arguments("lookup", "grown.jsonl", temperatures=[0], **changes)))
+        found = list(jsonl.read(out))
+        out.unlink()
+        return found
+
+    one = lines(tasks={"file": TASKS["file"]})
+    assert decoded == ["file"] * (2 + 4 * 2 * 2)  # each of two shapes is tried once; 4 prompts, 2 shapes, 2 repeats
+    both = lines()
+    assert decoded == ["held"] * (2 + 4 * 2 * 2)
+    assert [line for line in both if line["task"] == "file"] == one
+    assert len(both) == 16
+    assert "8 lines of a finished evaluation" in capfd.readouterr().out
+    assert lines(tasks={"held": TASKS["held"]}) == both[8:]
+    assert decoded == [], "a task less needs nothing"
+    again = lines(tasks={"held": TASKS["held"]})
+    assert len(decoded) == 2 + 4 * 2 * 2
+    assert [line["tokens"] for line in again] == [line["tokens"] for line in both[8:]]
+    assert "asked again for the same lines: they are measured anew" in capfd.readouterr().out
+
+
+def test_lines_of_a_finished_evaluation_outlive_a_killed_one(arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed with all lines in its journal and the finished ones written, before the journal is removed."""
+    few = {"temperatures": [0], "shapes": [2], "prompts": 2}
+    one = list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", tasks={"file": TASKS["file"]}, **few))))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda journal: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(arguments("lookup", "k.jsonl", **few))
+    both = list(jsonl.read(tmp_path / "k.jsonl"))
+    assert both[:2] == one
+    monkeypatch.setattr(measurer.Measurer, "measure", None)  # nothing is decoded
+    assert list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", **few)))) == both
+
+
 def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: Corpus, tmp_path: Path) -> None:
     """What it drafts comes from these tokens, greedy text stays the target's own, and prompt lookup does not ask for it."""
     path, ids = tmp_path / "v.json", tuple(range(5, corpus.build.vocabulary, 7))
