@@ -195,7 +195,9 @@ def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatc
     assert "asked again for the same lines: they are measured anew" in capfd.readouterr().out
 
 
-def test_lines_of_a_finished_evaluation_outlive_a_killed_one(arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_a_finished_evaluation_outlive_a_killed_one(
+    arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Killed with all lines in its journal and the finished ones written, before the journal is removed."""
     few = {"temperatures": [0], "shapes": [2], "prompts": 2}
     one = list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", tasks={"file": TASKS["file"]}, **few))))

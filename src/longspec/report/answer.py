@@ -27,7 +27,14 @@ def judged(found: Row, before: str, other: str) -> Row:
     Where none of the two is surely better these are None, and the difference stays as it is.
     """
     told = verdict(found)
-    row = {"verdict": told, "better": None, "worse": None, "by": found["difference"], "low": found["low"], "high": found["high"]}
+    row = {
+        "verdict": told,
+        "better": None,
+        "worse": None,
+        "by": found["difference"],
+        "low": found["low"],
+        "high": found["high"],
+    }
     if told == YES:
         return row | {"better": other, "worse": before}
     if told == NO:
@@ -64,7 +71,7 @@ def _speed_difference(before: Variant, other: Variant) -> Row:
 def _grouped(before: Variant, other: Variant, keys: Iterable[Row]) -> list[Row]:
     """Return the keys that differ, recipes first; a key that differs in the same way in several stages stands once.
 
-    Of two methods the name is told: that each has its own settings follows from it.
+    Of two methods the names are told: that each has settings and a class of its own follows from them.
     """
     stages = set(before.stage_names) & set(other.stage_names)
     method = [variant.stages[-1].recipe.method.name for variant in (before, other)]
@@ -75,7 +82,7 @@ def _grouped(before: Variant, other: Variant, keys: Iterable[Row]) -> list[Row]:
         stage, _, key = row["key"].partition(".")
         if stage not in stages:
             stage, key = "", row["key"]
-        elif method[0] != method[1] and key.startswith(("method.", "draft.")):
+        elif method[0] != method[1] and key.startswith(("method.", "draft.", "model.")):
             continue
         values = {"key": key, "old": row["old"], "new": row["new"]}
         rows.setdefault((key, repr(values)), values | {"stages": []})["stages"] += [stage] if stage else []

@@ -28,7 +28,7 @@ def environment() -> Environment:
         {
             "count": lambda value: f"{value:,}",
             "two": lambda value: f"{value:.2f}",
-            "signed": lambda value: f"{value:+.3f}".replace("-", "−"),
+            "signed": lambda value: f"{value:+.3f}".replace("-", "−") if round(value, 3) else "0.000",
             "percent": lambda value: f"{100 * value:.1f} %".replace("-", "−"),
             "maybe": lambda value, form=".2f": "—" if value is None else format(value, form),
             "shape": shape_name,

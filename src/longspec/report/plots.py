@@ -158,14 +158,14 @@ def losses(variant: Variant) -> Markup:
 
 
 def _loss_panel(axes: Axes, stage: Stage, colour: str) -> None:
-    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to the first steps' losses."""
+    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to above both."""
     step_T, loss_T, target_T = curves(stage)
     if not len(loss_T):
         return
     known_T = np.isfinite(target_T)
     thin = slice(None, None, -(-len(step_T) // POINTS))
     smoothed_T, own_T = smooth(loss_T), smooth(target_T[known_T])
-    low, high = min([*smoothed_T, *own_T]), float(np.quantile(loss_T, 0.995))
+    low, high = min([*smoothed_T, *own_T]), max([float(np.quantile(loss_T, 0.995)), *own_T])
     axes.set_ylim(low - 0.08 * (high - low), high + 0.05 * (high - low))
     axes.plot(step_T[thin], loss_T[thin], color=colour, alpha=0.3, linewidth=0.8)
     axes.plot(step_T[thin], smoothed_T[thin], color=colour, linewidth=1.9, label=f"draft {smoothed_T[-1]:.2f}")
