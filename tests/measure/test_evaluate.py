@@ -162,7 +162,7 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
 
 
 def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """Lines of a finished evaluation stay, their seconds too, also when Snakemake has removed the file; asked again, none does."""
+    """Lines of a finished evaluation stay, their seconds too, though Snakemake has removed the file; asked again, none does."""
     decoded: list[str] = []
     measure = measurer.Measurer.measure
 
@@ -195,9 +195,7 @@ def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatc
     assert "asked again for the same lines: they are measured anew" in capfd.readouterr().out
 
 
-def test_lines_of_a_finished_evaluation_outlive_a_killed_one(
-    arguments: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kill_loses_no_line_of_a_finished_evaluation(arguments: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """Killed with all lines in its journal and the finished ones written, before the journal is removed."""
     few = {"temperatures": [0], "shapes": [2], "prompts": 2}
     one = list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", tasks={"file": TASKS["file"]}, **few))))

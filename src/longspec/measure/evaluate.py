@@ -137,8 +137,9 @@ def measure_all(
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
     before = {key_text(line): line for line in measured}
     if before.keys() == all_work.keys():
-        log("asked again for the same lines: they are measured anew")
         before = {}
+        if not done:
+            log("asked again for the same lines: they are measured anew")
     for key in (before.keys() & all_work.keys()) - done.keys():
         done[key] = before[key]
         journal.append(before[key])

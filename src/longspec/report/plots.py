@@ -125,8 +125,8 @@ def smooth(values_T: FloatArray) -> FloatArray:
 def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return steps and draft loss [T] of steps with a finite loss, and the target's loss there.
 
-    Both are in nats a token: metrics.jsonl has the draft's with the weights of its steps, and the target's without. The target's
-    is nan where it was not measured, and beside a draft's loss that is not in nats.
+    Both are in nats a token: metrics.jsonl has the draft's with the weights of its steps, and the target's without them. The
+    target's is nan where it was not measured, and beside a draft's loss that is not in nats.
     """
     weight = methods.loss_weight(stage.recipe)
     columns = np.array([[row["step"], row["loss"], row["llm_loss"]] for row in stage.metrics], dtype=float)
