@@ -26,20 +26,11 @@ def judged(found: Row, before: str, other: str) -> Row:
 
     Where none of the two is surely better these are None, and the difference stays as it is.
     """
-    told = verdict(found)
-    row = {
-        "verdict": told,
-        "better": None,
-        "worse": None,
-        "by": found["difference"],
-        "low": found["low"],
-        "high": found["high"],
-    }
-    if told == YES:
-        return row | {"better": other, "worse": before}
+    told, by, low, high = verdict(found), found["difference"], found["low"], found["high"]
     if told == NO:
-        return row | {"better": before, "worse": other, "by": -row["by"], "low": -found["high"], "high": -found["low"]}
-    return row
+        by, low, high = -by, -high, -low
+    better, worse = {YES: (other, before), NO: (before, other)}.get(told, (None, None))
+    return {"verdict": told, "better": better, "worse": worse, "by": by, "low": low, "high": high}
 
 
 def answers(variants: list[Variant], between: list[Row], differing: list[Row]) -> list[Row]:
