@@ -156,9 +156,10 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     assert "1 lines of other prompts or settings are left out" in capfd.readouterr().out
     assert "of another day" not in [line["reference"] for line in lines]
     assert {"code", "transformers", "flash-attn", "repeats"} <= identity["identity"].keys()
-    jsonl.write(journal, [{"identity": identity["identity"] | {"code": "other"}}, *marked])
-    assert not [line for line in told(evaluate(arguments("lookup", "b.jsonl", **few))) if line["tokens"] == ["kept"]]
-    assert "4 lines of an unfinished evaluation are left out, made otherwise: code: other then" in capfd.readouterr().out
+    for name, of in (("c.unfinished.jsonl", "an unfinished"), (".c.measured.jsonl", "a finished")):
+        jsonl.write(tmp_path / name, [{"identity": identity["identity"] | {"code": "other"}}, *marked[:3]])
+        assert not [line for line in told(evaluate(arguments("lookup", "c.jsonl", **few))) if line["tokens"] == ["kept"]]
+        assert f"3 lines of {of} evaluation are left out, made otherwise: code: other then" in capfd.readouterr().out
 
 
 def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
