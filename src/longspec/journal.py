@@ -4,6 +4,7 @@ The first line says what they were made with; lines of anything else are never t
 """
 
 import os
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,6 +19,30 @@ Line = dict[str, Any]
 def unfinished(out: Path) -> Path:
     """Where the lines lie until those of `out` are all there."""
     return out.with_suffix(".unfinished.jsonl")
+
+
+def finished(out: Path) -> Path:
+    """Return where the lines of `out` stay with what they were made with; Snakemake removes `out` before its job runs again."""
+    return out.with_name(f".{out.stem}.measured.jsonl")
+
+
+def read_finished(out: Path, identity: Identity, ranks: Ranks = ALONE) -> list[Line]:
+    """Return the lines that write_finished left, none where they were made otherwise. Raises ValueError as Journal does."""
+    return _of_first_rank(lambda: _lines_of(finished(out), identity, "a finished evaluation"), ranks) or []
+
+
+def write_finished(out: Path, identity: Identity, lines: list[Line]) -> None:
+    """Leave the lines of `out` for a later job that wants more of them."""
+    jsonl.write(finished(out), [{"identity": identity}, *lines])
+
+
+def _of_first_rank(read: Callable[[], list[Line] | None], ranks: Ranks) -> list[Line] | None:
+    """Return what rank 0 reads."""
+    if ranks.world_size == 1:
+        return read()
+    from longspec.process_group import of_first_rank  # torch, which a single process may do without
+
+    return of_first_rank(read, ranks)
 
 
 class Journal(AbstractContextManager["Journal"]):
@@ -40,12 +65,7 @@ class Journal(AbstractContextManager["Journal"]):
     ) -> None:
         self.path = path
         self._handle: TextIO | None = None  # on rank 0
-        if ranks.world_size == 1:
-            self.lines = self._open(identity, of, aside=aside)
-        else:
-            from longspec.process_group import of_first_rank  # torch, which a single process may do without
-
-            self.lines = of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
+        self.lines = _of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
 
     def _open(self, identity: Identity, of: str, *, aside: bool) -> list[Line]:
         lines = _lines_of(self.path, identity, of)

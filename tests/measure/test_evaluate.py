@@ -156,9 +156,58 @@ def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Pat
     assert "1 lines of other prompts or settings are left out" in capfd.readouterr().out
     assert "of another day" not in [line["reference"] for line in lines]
     assert {"code", "transformers", "flash-attn", "repeats"} <= identity["identity"].keys()
-    jsonl.write(journal, [{"identity": identity["identity"] | {"code": "other"}}, *marked])
-    assert not [line for line in told(evaluate(arguments("lookup", "b.jsonl", **few))) if line["tokens"] == ["kept"]]
-    assert "4 lines of an unfinished evaluation are left out, made otherwise: code: other then" in capfd.readouterr().out
+    for name, of in (("c.unfinished.jsonl", "an unfinished"), (".c.measured.jsonl", "a finished")):
+        jsonl.write(tmp_path / name, [{"identity": identity["identity"] | {"code": "other"}}, *marked[:3]])
+        assert not [line for line in told(evaluate(arguments("lookup", "c.jsonl", **few))) if line["tokens"] == ["kept"]]
+        assert f"3 lines of {of} evaluation are left out, made otherwise: code: other then" in capfd.readouterr().out
+
+
+def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
+    """Lines of a finished evaluation stay, their seconds too, though Snakemake has removed the file; asked again, none does."""
+    decoded: list[str] = []
+    measure = measurer.Measurer.measure
+
+    def counted(self: Any, prompt: Prompt, settings: list[Setting]) -> Any:
+        decoded.extend([prompt.task] * len(settings) * self.repeats)
+        return measure(self, prompt, settings)
+
+    monkeypatch.setattr(measurer.Measurer, "measure", counted)
+
+    def lines(**changes: Any) -> list[dict[str, Any]]:
+        """Evaluate with some settings changed; the drafted texts are counted in `decoded`."""
+        decoded.clear()
+        out = Path(evaluate(arguments("lookup", "grown.jsonl", temperatures=[0], **changes)))
+        found = list(jsonl.read(out))
+        out.unlink()
+        return found
+
+    one = lines(tasks={"file": TASKS["file"]})
+    assert decoded == ["file"] * (2 + 4 * 2 * 2)  # each of two shapes is tried once; 4 prompts, 2 shapes, 2 repeats
+    both = lines()
+    assert decoded == ["held"] * (2 + 4 * 2 * 2)
+    assert [line for line in both if line["task"] == "file"] == one
+    assert len(both) == 16
+    assert "8 lines of a finished evaluation" in capfd.readouterr().out
+    assert lines(tasks={"held": TASKS["held"]}) == both[8:]
+    assert decoded == [], "a task less needs nothing"
+    again = lines(tasks={"held": TASKS["held"]})
+    assert len(decoded) == 2 + 4 * 2 * 2
+    assert [line["tokens"] for line in again] == [line["tokens"] for line in both[8:]]
+    assert "asked again for the same lines: they are measured anew" in capfd.readouterr().out
+
+
+def test_a_kill_loses_no_line_of_a_finished_evaluation(arguments: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Killed with all lines in its journal and the finished ones written, before the journal is removed."""
+    few = {"temperatures": [0], "shapes": [2], "prompts": 2}
+    one = list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", tasks={"file": TASKS["file"]}, **few))))
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "remove", lambda journal: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            evaluate(arguments("lookup", "k.jsonl", **few))
+    both = list(jsonl.read(tmp_path / "k.jsonl"))
+    assert both[:2] == one
+    monkeypatch.setattr(measurer.Measurer, "measure", None)  # nothing is decoded
+    assert list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", **few)))) == both
 
 
 def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: Corpus, tmp_path: Path) -> None:

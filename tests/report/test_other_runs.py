@@ -137,5 +137,5 @@ def test_its_own_settings_and_counts(tmp_path: Path, all_tokens: float, capsys: 
     assert "lag" not in rows
     assert rows["no loss: past the document's end"] == ["600", "180", "300"]  # of 200, 60, 100
     told = f"holds {100 * all_tokens:.1f} % of the trained tokens (base 99.0 %, long 98.0 %, longcot 97.0 %)."
-    assert f"the draft vocabulary, 4 of the target's 1,024 tokens, {told}" in text
+    assert f"draft vocabulary, 4 of the target's 1,024 tokens, {told}" in text
     assert ("Low coverage :" in text) == ("WARNING base: " in capsys.readouterr().out) == (all_tokens < 0.95)

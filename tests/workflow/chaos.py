@@ -50,7 +50,7 @@ GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "re
 GROUPS += ("results/*/*/final_draft",)
 # What jobs tell one another, lines of a job that is not done, and manifests: they prove all other files, and not themselves.
 NOT_DERIVED = re.compile(
-    r"/(\.lock|lease\.json|status\.json|\..*\.tmp|checkpoints/metrics\.jsonl|.*unfinished\.jsonl|provenance\.json)$"
+    r"/(\.lock|lease\.json|status\.json|\..*\.tmp|checkpoints/metrics\.jsonl|.*(unfinished|measured)\.jsonl|provenance\.json)$"
     r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round

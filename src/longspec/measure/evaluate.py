@@ -5,7 +5,7 @@ import json
 import platform
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import product
@@ -28,7 +28,7 @@ from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log,
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
-from longspec.journal import Identity, Journal, unfinished
+from longspec.journal import Identity, Journal, read_finished, unfinished, write_finished
 from longspec.measure import engine_files, served, tasks
 from longspec.measure.lines import Line, Work, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
@@ -126,9 +126,23 @@ def identity_of(
     }
 
 
-def measure_all(journal: Journal, measurer: Measurer | ServedMeasurer, all_work: Work) -> list[Line]:
-    """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now."""
+def measure_all(
+    journal: Journal, measurer: Measurer | ServedMeasurer, all_work: Work, measured: Iterable[Line] = ()
+) -> list[Line]:
+    """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now.
+
+    measured: lines of a finished evaluation. They count where it asked for other prompts or settings than `all_work`, such as a
+    task less. One that is asked again for the same is measured anew.
+    """
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
+    before = {key_text(line): line for line in measured}
+    if before.keys() == all_work.keys():
+        before = {}
+        if not done:
+            log("asked again for the same lines: they are measured anew")
+    for key in (before.keys() & all_work.keys()) - done.keys():
+        done[key] = before[key]
+        journal.append(before[key])
     left_out = len(done.keys() - all_work.keys())
     if left_out:
         log(f"{journal.path}: {left_out} lines of other prompts or settings are left out")
@@ -212,9 +226,10 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
         identity = engine | identity_of(options, target, section, vocabulary)
         with Journal(unfinished(options.out), identity, ranks) as journal:
-            lines = measure_all(journal, measurer, work)
+            lines = measure_all(journal, measurer, work, read_finished(options.out, identity, ranks))
             if ranks.is_main:
                 jsonl.write(options.out, ({"drafter": options.drafter, **line} for line in lines))
+                write_finished(options.out, identity, lines)
             journal.remove()
     log("\n".join(map(json.dumps, summarize(lines))), ranks)
 

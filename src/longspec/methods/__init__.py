@@ -158,6 +158,12 @@ def soft_labels(recipe: Any) -> bool:
     return bool(settings_of(recipe.method.name).soft_labels(recipe))
 
 
+def loss_weight(recipe: Any) -> float | None:
+    """Return what weighs a token in a recipe's training loss, summed over its steps or slots; None: the loss is not in nats."""
+    weight: float | None = settings_of(recipe.method.name).loss_weight(recipe)
+    return weight
+
+
 def measures_target(recipe: Any, runtime: Any) -> bool:
     """Whether the target's own loss on the trained rows is measured: asked for, and known from the states that are read.
 

@@ -13,6 +13,8 @@
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
+        loss_weight(recipe)   the sum of the weights with which a token's losses of all steps are added up in the training loss,
+                              which divided by it is in nats a token; None where the loss is no such sum
         ONE_FORWARD           whether one forward of the layers drafts all tokens of a round
         TARGETS               model type -> published class; empty where none was published
         SAME                  section of the recipe, and its keys that a draft's weights fit alone: layers of the same shapes

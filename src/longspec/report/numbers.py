@@ -11,6 +11,7 @@ from longspec.measure import gates as gate
 from longspec.measure.estimates import acceptance, difference, ratio_of
 from longspec.measure.lines import SUMS, Evaluation, check_pairs, summarize
 from longspec.measure.tasks import Settings
+from longspec.report.answer import answers
 from longspec.report.chain_lengths import expected_speeds
 from longspec.report.inputs import Variant
 from longspec.report.tables import flatten
@@ -159,5 +160,6 @@ def report_numbers(run: str, variants: list[Variant], settings: Settings, gates:
     """Return all measured numbers that the page shows, which are the content of report.json."""
     found = {variant.name: figures_of(variant, settings, gates) for variant in variants}
     between = {"between_variants": between_variants(variants, settings), "told_differently": told_differently(variants)}
+    between["answers"] = answers(variants, *between.values())
     by_part = {part: {name: numbers[part] for name, numbers in found.items()} for part in found[variants[0].name]}
     return {"run": run, **between, **by_part}

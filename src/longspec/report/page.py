@@ -9,6 +9,7 @@ from longspec.config.names import UNTRAINED
 from longspec.measure.estimates import FEWEST
 from longspec.measure.tasks import Settings, shape_name
 from longspec.report import plots, tables
+from longspec.report.answer import verdict
 from longspec.report.inputs import Target, Variant
 from longspec.report.style import STAGES
 
@@ -27,12 +28,13 @@ def environment() -> Environment:
         {
             "count": lambda value: f"{value:,}",
             "two": lambda value: f"{value:.2f}",
-            "signed": lambda value: f"{value:+.3f}".replace("-", "−"),
+            "signed": lambda value: f"{value:+.3f}".replace("-", "−") if round(value, 3) else "0.000",
             "percent": lambda value: f"{100 * value:.1f} %".replace("-", "−"),
             "maybe": lambda value, form=".2f": "—" if value is None else format(value, form),
             "shape": shape_name,
             "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
+            "verdict": verdict,
             "visible": lambda text: text.replace("\t", "⇥").replace("\n", "↵\n"),  # a line end still ends the line
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
@@ -59,6 +61,7 @@ def render(
     """Return the whole page as HTML text. answered: of the datasets whose questions the target has answered."""
     first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # alike for all variants
     measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first[UNTRAINED].items()}
+    trained = [stage.recipe for variant in variants for stage in variant.stages]
     page = environment().get_template("report/page.html.j2")
     return page.render(
         run=numbers["run"],
@@ -74,7 +77,10 @@ def render(
         short_of_prompts=[f"{task}: {n} of {settings.prompts}" for task, n in measured.items() if n < settings.prompts],
         left_out=[f"{task}: {count} prompts" for task, count in left_out.items()],
         fewest=FEWEST,
-        soft=any(methods.soft_labels(stage.recipe) for v in variants for stage in v.stages),
+        labels={methods.soft_labels(recipe) for recipe in trained},
+        weighted=sorted({round(weight, 3) for recipe in trained if (weight := methods.loss_weight(recipe)) not in (None, 1)}),
+        unlike_nats=any(methods.loss_weight(recipe) is None for recipe in trained),
+        partial=any(methods.vocabulary_size(recipe) for recipe in trained),
         raw=raw,
         packed=tables.packed_table(packed),
         answered=tables.answers_table(answered),

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from longspec import methods
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure.tasks import Settings
 from longspec.report.inputs import Stage, Variant
@@ -122,10 +123,20 @@ def smooth(values_T: FloatArray) -> FloatArray:
 
 
 def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return steps and draft loss [T] of steps with a finite loss; the target's loss there, nan where it was not measured."""
+    """Return steps and draft loss [T] of steps with a finite loss, and the target's loss there.
+
+    Both are in nats a token: metrics.jsonl has the draft's with the weights of its steps, and the target's without them. The
+    target's is nan where it was not measured, and beside a draft's loss that is not in nats.
+    """
+    weight = methods.loss_weight(stage.recipe)
     columns = np.array([[row["step"], row["loss"], row["llm_loss"]] for row in stage.metrics], dtype=float)
     step_T, loss_T, target_T = columns[np.isfinite(columns[:, 1])].T
-    return step_T, loss_T, target_T
+    return (step_T, loss_T, np.full_like(loss_T, np.nan)) if weight is None else (step_T, loss_T / weight, target_T)
+
+
+def loss_unit(stage: Stage) -> str:
+    """Return what a stage's loss is counted in."""
+    return "weighted loss" if methods.loss_weight(stage.recipe) is None else "loss, nats per token"
 
 
 def losses(variant: Variant) -> Markup:
@@ -135,27 +146,30 @@ def losses(variant: Variant) -> Markup:
     """
     with quiet():
         figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
+        before = ""
         for axes, stage in zip(row, variant.stages, strict=True):
             bare(axes)
             axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step")
+            if (unit := loss_unit(stage)) != before:
+                axes.set_ylabel(unit)
+            before = unit
             _loss_panel(axes, stage, drafter_colour(stage.name, variant.stage_names))
-        row[0].set_ylabel("loss, nats per token")
         return to_svg(figure, f"loss-{variant.name}", f"Loss of each stage beside the target's own, {variant.name}")
 
 
 def _loss_panel(axes: Axes, stage: Stage, colour: str) -> None:
-    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to the first steps' losses."""
+    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to above both."""
     step_T, loss_T, target_T = curves(stage)
     if not len(loss_T):
         return
     known_T = np.isfinite(target_T)
     thin = slice(None, None, -(-len(step_T) // POINTS))
-    smoothed_T, floor_T = smooth(loss_T), smooth(target_T[known_T])
-    low, high = min([*smoothed_T, *floor_T]), float(np.quantile(loss_T, 0.995))
+    smoothed_T, own_T = smooth(loss_T), smooth(target_T[known_T])
+    low, high = min([*smoothed_T, *own_T]), max([float(np.quantile(loss_T, 0.995)), *own_T])
     axes.set_ylim(low - 0.08 * (high - low), high + 0.05 * (high - low))
     axes.plot(step_T[thin], loss_T[thin], color=colour, alpha=0.3, linewidth=0.8)
     axes.plot(step_T[thin], smoothed_T[thin], color=colour, linewidth=1.9, label=f"draft {smoothed_T[-1]:.2f}")
-    if len(floor_T):
+    if len(own_T):
         look: dict[str, Any] = {"color": COLOUR["muted"], "linestyle": DASHED, "linewidth": 1.4}
-        axes.plot(step_T[known_T][thin], floor_T[thin], label=f"target {floor_T[-1]:.2f}", **look)
+        axes.plot(step_T[known_T][thin], own_T[thin], label=f"target {own_T[-1]:.2f}", **look)
     axes.legend()

@@ -267,3 +267,8 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt."""
     return bool(recipe.draft.loss == SOFT)
+
+
+def loss_weight(recipe: Any) -> float | None:
+    """Return 1, the sum of the fixed weights of a block's slots; D-PACE's depend on the draft and have no fixed sum."""
+    return None if recipe.draft.weights == D_PACE else 1.0

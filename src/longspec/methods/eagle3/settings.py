@@ -251,3 +251,8 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
 def soft_labels(recipe: Any) -> bool:
     """The target's distribution over the draft vocabulary is learnt."""
     return True
+
+
+def loss_weight(recipe: Any) -> float:
+    """Return the sum of the weights of a chain's steps."""
+    return float(sum(recipe.draft.decay**step for step in range(recipe.draft.steps)))

@@ -157,3 +157,8 @@ def layer_weights(sizes: Any, method: Any = None) -> int:
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt, by itself or beside the next token."""
     return bool(recipe.draft.loss != "hard")
+
+
+def loss_weight(recipe: Any) -> float | None:
+    """Return 1; soft labels of another temperature have a loss of flatter or sharper distributions, times its square."""
+    return 1.0 if recipe.draft.loss == "hard" or recipe.draft.temperature == 1 else None
