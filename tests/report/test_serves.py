@@ -1,6 +1,4 @@
-"""The page of one draft in several engines: figures worked out by hand, the gate, and what stands there of engines that were not
-measured.
-"""
+"""The page of one draft in several engines: figures worked out by hand, the gate, engines that were not measured."""
 
 import json
 from pathlib import Path
@@ -41,7 +39,9 @@ def write_variant_of(path: Path) -> dict[str, Any]:
     """A variant whose last stage made an estimate, measured by us and in two engines; how its engines stand."""
     write_variant(path, "base", SETTINGS)
     rows = list(jsonl.read(path / "longcot/metrics.jsonl"))
-    rows[-1]["held_out"] = {f"acceptance_{place}": share for place, share in enumerate(SHARES, 1)} | {"expected_tokens": 2.21875}
+    rows[-1]["held_out"] = {f"acceptance_{place}": share for place, share in enumerate(SHARES, 1)} | {
+        "expected_tokens": 2.21875
+    }
     jsonl.write(path / "longcot/metrics.jsonl", rows)
     write_lines(path / "serves/longspec.jsonl", OURS)
     write_lines(path / "serves/vllm.jsonl", OURS, engine="vllm", seconds_draft=None, seconds_target=None, seconds_plain=3.0)
@@ -183,4 +183,3 @@ def test_a_page_of_what_stand_in_engines_answer(arguments: Any, python: Path, tm
         assert [found["mean"] for found in row["positions"]] == [1.0, 0.0]
         assert row["tokens"]["mean"] == 2.0
         assert row["same_texts"] == 0
-

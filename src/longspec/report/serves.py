@@ -29,7 +29,9 @@ Row = dict[str, Any]
 TITLES = {OURS: OURS} | {name: engine.title for name, engine in ENGINES.items()}
 TRAINING = "training"
 # The page's variables: ours has the same colour whatever stands beside it.
-COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(zip(ENGINES, ("stage-1", "stage-2", "lookup", "imported"), strict=False))
+COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(
+    zip(ENGINES, ("stage-1", "stage-2", "lookup", "imported"), strict=False)
+)
 
 
 def trained(folder: Path) -> tuple[str, Stage]:
@@ -41,7 +43,7 @@ def trained(folder: Path) -> tuple[str, Stage]:
 
 
 def training_row(stage: Stage, places: int) -> Row | None:
-    """Return the last estimate on held-out rows while a stage trained, of so many positions at most; None where none was made."""
+    """Return a stage's last estimate on held-out rows, of so many positions at most; None where none was made."""
     found = next((row for row in reversed(stage.metrics) if row.get("held_out")), None)
     if found is None:
         return None
@@ -117,7 +119,9 @@ def figure(name: str, training: Row | None, group: Row) -> Markup:
             points = [(x, value) for x, value in zip(at, found, strict=True) if value is not None]
             colour = COLOUR[COLOURS[engine]]
             label = TITLES.get(engine, engine)
-            axes.plot([x for x, _ in points], [y["mean"] for _, y in points], color=colour, linewidth=1.0, alpha=0.55, label=label)
+            axes.plot(
+                [x for x, _ in points], [y["mean"] for _, y in points], color=colour, linewidth=1.0, alpha=0.55, label=label
+            )
             for x, value in points:
                 draw_point(axes, value, x, colour, "o")
         places = max(len(found) for _, found in rows)

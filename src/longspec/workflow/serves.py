@@ -77,7 +77,9 @@ class ServesPlan:
         loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]
         if engine not in loading:
             names = " and ".join(each.title for each in loading)
-            command = f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {self._draft(run, variant)}"
+            command = (
+                f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {self._draft(run, variant)}"
+            )
             return Standing(None, f"loads no {recipe.method.name} drafts{f'; {names} does' * bool(loading)}: `{command}`")
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
