@@ -19,10 +19,12 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
     P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`     rules/pages.smk
+    P/serves/{engine}.jsonl                   the final draft in each engine, `snakemake serves`           rules/serves.smk
     P/final_stage.json                        which stage is published, where it is chosen
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
     results/{run}/bench.html                  its page
+    results/{run}/serves.html                 its page
     results/{run}/gates.json                  that the draft is good enough
     results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/pages.smk
     logs/, timings/                           one file a job
@@ -55,6 +57,7 @@ include: "rules/train.smk"
 include: "rules/preflight.smk"
 include: "rules/draft.smk"
 include: "rules/pages.smk"
+include: "rules/serves.smk"
 include: "rules/upstream.smk"
 
 

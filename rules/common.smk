@@ -12,6 +12,8 @@ from snakemake.logging import logger
 from snakemake.utils import update_config
 
 from longspec.config import COLLATIONS, OVERLONG
+from longspec.config.names import FINAL, WITH_LOOKUP
+from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import (
@@ -22,6 +24,7 @@ from longspec.workflow.checks import (
     checked_plan,
     unused_variants,
 )
+from longspec.workflow.serves import ServesPlan
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
 
@@ -66,6 +69,7 @@ with one_line_errors():
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
     BENCH_ANSWERS = AnswersPlan(BENCH)
+    SERVES = ServesPlan(PLAN)
     if workflow.is_main_process:
         STATES.forget_copies()
 if workflow.is_main_process and "variants" in CALLED and unused_variants(PLAN):
@@ -93,6 +97,7 @@ wildcard_constraints:
     stage=one_of(each for run in PLAN.stages.values() for each in run),
     section="recipe|runtime",
     drafter=one_of(PLAN.drafters),
+    engine=one_of([OURS, *ENGINES]),
     model=one_of(PLAN.models),
     dataset=one_of([*PLAN.data, *HUB_PROMPTS]),
     answering=one_of(ANSWERS.answerings),

@@ -39,6 +39,18 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     assert "--evaluations bench" in told
 
 
+def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_else(built: Workflow) -> None:
+    python = built.folder / ".venv-serve/vllm/bin/python"
+    python.parent.mkdir(parents=True)
+    python.touch(0o755)
+    told = built.output("-n", "serves")
+    assert all(f"{P}/serves/{name}.jsonl" in told for name in ("longspec", "vllm"))
+    assert f"{P}/serves/llama.cpp.jsonl" not in told
+    jobs = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
+    assert jobs == {"evaluate_served": "2", "serves_page": "1", "check_serves": "1", "serves": "1", "total": "5"}
+    assert built.plan() == {}
+
+
 def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Workflow) -> None:
     """Nor does it change what is written down of the finished ones; the training itself fails here."""
     runtimes = {stage: built.folder / P / stage / "runtime.yaml" for stage in ("base", "long")}

@@ -43,10 +43,10 @@ def rule_blocks(root: Path) -> dict[str, str]:
 
 def test_every_job_has_a_log_and_is_one_shell_line(root: Path) -> None:
     blocks = rule_blocks(root)
-    assert len(blocks) == 36
+    assert len(blocks) == 40
     for name, block in blocks.items():
-        is_job = name not in ("bench", "compare", "final_draft", "preflight")
-        uses_another = name in ("ask", "evaluate_bench", "held_out_states", "report_bench", "stage_config")
+        is_job = name not in ("bench", "compare", "final_draft", "preflight", "serves")
+        uses_another = name in ("ask", "evaluate_bench", "evaluate_served", "held_out_states", "report_bench", "stage_config")
         assert ("shell:" in block) == (is_job and not uses_another), name
         if is_job:
             assert "\n    log:" in block, name
@@ -111,7 +111,7 @@ def test_one_job_runs_at_a_time_where_a_gpu_is_seen(tmp_path: Path, root: Path) 
 
 
 def test_every_rule_whose_jobs_ask_for_gpus_is_one_of_these(root: Path) -> None:
-    wanted = {"train", "build_states", "answer", "evaluate", "evaluate_bench"}
+    wanted = {"train", "build_states", "answer", "evaluate", "evaluate_bench", "evaluate_served"}
     found = set()
     for file in sorted((root / "rules").glob("*.smk")):
         for rule in re.split(r"^(?=rule |use rule )", file.read_text(), flags=re.MULTILINE):

@@ -1,6 +1,9 @@
-"""`longspec serve` beside a stand-in for vLLM: what it is started with, asked and what its counters are read as."""
+"""`longspec serve` beside a stand-in for vLLM: what it is started with, asked and what its counters are read as; which engine
+it takes.
+"""
 
 import json
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,12 @@ from longspec import jsonl
 from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
+from longspec.cli.engine_choice import choose
 from longspec.cli.serve import counted, measured, show
+from longspec.engines import ENGINES
 from longspec.measure.lines import key_of
 from longspec.measure.tasks import Prompt, Setting
+from longspec.methods.glide import settings as glide
 from tests.workflow.planning import Settings
 
 # Keeps two of three drafted tokens in each of five rounds of a completion; counts from a start that is not zero.
@@ -165,3 +171,47 @@ def test_counters_are_summed_over_engines_and_other_places_are_left_out() -> Non
     )
     assert counted(text, 2) == [5, 4, 0]
     assert counted("", 2) == [0, 0, 0]
+
+
+def test_the_engine_that_fits_method_and_machine_is_taken(settings: Settings, tmp_path: Path, monkeypatch: Any) -> None:
+    (python := tmp_path / "python").touch(0o755)
+    none = dict.fromkeys(ENGINES, "no/python")
+    here = {name: none | {name: str(python)} for name in ENGINES}
+    taken = [choose("eagle3", None, pythons, "mine", DRAFT).name for pythons in (none, here["vllm"], here["llama.cpp"])]
+    assert taken == ["vllm", "vllm", "llama.cpp"]
+    assert choose("eagle3", "llama.cpp", here["vllm"], "mine", DRAFT).name == "llama.cpp"
+    assert choose("glide", None, here["llama.cpp"], "mine", DRAFT).name == "vllm"
+    with pytest.raises(
+        ValueError, match=r"^--engine llama\.cpp: .* loads no glide drafts; type longspec serve mine --engine vllm$"
+    ):
+        choose("glide", "llama.cpp", none, "mine", DRAFT)
+    with pytest.raises(
+        ValueError, match=r"without a server; .*: snakemake serves --config 'runs=\[mine\]'; to serve: longspec"
+    ):
+        choose("eagle3", "openvino", none, "mine", DRAFT)
+    monkeypatch.setattr(glide, "SERVED", {})
+    with pytest.raises(ValueError, match=f"^{DRAFT}: no engine loads glide drafts; see it at work: longspec try {DRAFT}$"):
+        choose("glide", None, none, "mine", DRAFT)
+
+
+def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -> None:
+    """The demo's draft has a window of 512 tokens, within which texts are kept."""
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "demo-eagle3", "--engine", "llama.cpp"])
+    assert ended.value.code == 0
+    export, server = map(shlex.split, capsys.readouterr().out.splitlines())
+    beside = DRAFT.parent
+    assert export[:6] == ["longspec", "export", str(DRAFT), "--layout", "gguf", "--out"]
+    assert export[6:] == [str(beside / "draft.gguf"), "--target", str(beside / "target.gguf"), "--context", "512"]
+    assert server[:3] == ["llama-server", "-m", str(beside / "target.gguf")]
+    assert server[server.index("--spec-draft-n-max") + 1] == "3"
+    (own := Path("mine.gguf")).touch()
+    write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET, "target_source": str(own)})
+    with pytest.raises(SystemExit):
+        main(["serve", "demo-eagle3", "--engine", "llama.cpp"])
+    export, server = map(shlex.split, capsys.readouterr().out.splitlines())
+    assert "--target" not in export
+    assert server[:3] == ["llama-server", "-m", str(own)]
+    with pytest.raises(SystemExit):
+        main(["serve", "demo-eagle3", "--engine", "llama.cpp", "--check"])
+    assert "--engine llama.cpp: --check: is for vLLM, which is started here; leave it out" in capsys.readouterr().err

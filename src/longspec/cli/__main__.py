@@ -14,7 +14,7 @@ PLANNED = {"plan": "what would run, and why", "train": "make the draft; what is 
 OWN = {  # verbs with a module of their own, which loads torch: the others do without
     "new": ("longspec.cli.new", "write a run's file for a target and its data, plan it, and say hours, memory and disk"),
     "try": ("longspec.cli.side_by_side", "the same text twice as it comes: without and with the draft"),
-    "serve": ("longspec.cli.serve", "target and draft in vLLM, its acceptance beside ours"),
+    "serve": ("longspec.cli.serve", "target and draft in vLLM, its acceptance beside ours; or what to type for llama.cpp"),
 }
 PASSED_ON = {  # verbs of other rooms
     "status": ("longspec.cluster", "all stages: steps, speed, time left, last checkpoint, Slurm job"),

@@ -1,6 +1,7 @@
 """Serve a run's target and draft by vLLM, and hold ten held-out prompts against the run's own evaluation.
 
-Further options of vLLM stand behind --, such as: longspec serve mine -- --tensor-parallel-size 8
+For llama.cpp it prints the commands to type. Further options of vLLM stand behind --, such as: longspec serve mine --
+--tensor-parallel-size 8
 """
 
 import argparse
@@ -22,8 +23,9 @@ from transformers import AutoTokenizer
 from longspec import jsonl, methods
 from longspec.answers.server import PAST_PROXIES, started
 from longspec.atomic_files import read_json_object
+from longspec.cli.engine_choice import choose, llama_cpp_commands
 from longspec.cli.runs import plan_of
-from longspec.engines import ENGINES, VLLM
+from longspec.engines import ENGINES, LLAMA_CPP
 from longspec.families import position_limit
 from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT, OF_METHOD
 from longspec.measure.lines import key_of, key_text
@@ -46,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `serve`."""
     parser.add_argument("run", help="a run: a name of config/run/, or a file")
     parser.add_argument("--variant", help="default: the run's first")
+    parser.add_argument(
+        "--engine", choices=list(ENGINES), help="default: vLLM where it is installed, else llama.cpp, if they load the draft"
+    )
     parser.add_argument("--port", type=int, help="default: one that is free")
     parser.add_argument("--python", help="of vLLM's environment; default: evaluation.serve_python, .venv-serve/vllm/bin/python")
     parser.add_argument("--minutes", type=float, default=30, help="in which vLLM must begin to answer; default: 30")
@@ -55,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Start vLLM, ask it, show the acceptance, and serve until Ctrl-C; 1 where less is accepted than was measured.
 
-    Raises ValueError for a draft that is not there, or that no engine loads.
+    For llama.cpp it prints what to type. Raises ValueError for a draft that is not there, or that the engine does not load.
     """
     plan = plan_of(options.run)
     [name] = plan.runs
@@ -66,21 +71,26 @@ def run(options: argparse.Namespace) -> int:
     if not (draft / "config.json").is_file():
         raise ValueError(f"{draft}: there is no draft yet; make it first: longspec train {options.run}")
     config = read_json_object(draft / "config.json")
-    served = methods.in_vllm(config["draft"])
-    if served is None:
-        raise ValueError(f"{draft}: no engine loads {config['draft']} drafts; see it at work: longspec try {draft}")
+    section = parse(plan.evaluation_of[name].section)
+    pythons = {each.name: options.python or section.interpreter(each) for each in ENGINES.values()}
+    engine = choose(config["draft"], options.engine, pythons, options.run, draft)
+    greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
+    setting = next(greedy, None)  # the first greedy chain that the evaluation measured
+    tokens = CHAIN if setting is None else setting.depth
+    if engine.name == LLAMA_CPP:
+        if options.check or options.more:
+            given = "--check" if options.check else "--"
+            raise ValueError(f"--engine {LLAMA_CPP}: {given}: is for vLLM, which is started here; leave it out")
+        print("\n".join(llama_cpp_commands(draft, config, plan.first_recipe(name, variant), tokens)))
+        return 0
+    served = methods.served(config["draft"], engine.name)
     folder = served.folder(draft)
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
-    section = parse(plan.evaluation_of[name].section)
-    engine = ENGINES[VLLM]
     python = options.python or section.interpreter(engine)
     check_interpreter(python, engine)
     target = Path(config["target_path"])
-    greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
-    setting = next(greedy, None)  # the first greedy chain that the evaluation measured
     prompts = first_prompts(plan, name, section, target)
-    tokens = CHAIN if setting is None else setting.depth
     more = [*_on_this_machine(target, prompts), *options.more]
     speculative = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens})
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]

@@ -104,11 +104,12 @@ def told(row: Row) -> str:
     if row["passed"] is None:
         return f"{name}: not judged, {row['why']}"
     before, after = row["before"]["mean"], row["after"]["mean"]
-    return f"{name}: acceptance length {before:.3f} -> {after:.3f}, {row['lost']:.1%} lost of {row['limit']:.1%} allowed"
+    figure = row.get("figure", "acceptance length")
+    return f"{name}: {figure} {before:.3f} -> {after:.3f}, {row['lost']:.1%} lost of {row['limit']:.1%} allowed"
 
 
 def check(report: Path, out: Path) -> None:
-    """Print every row of report.json and write them to `out`.
+    """Print every row of the gates of a page's numbers and write them to `out`.
 
     Raises ValueError with the figures of each gate that failed; then nothing is written.
     """
@@ -119,8 +120,8 @@ def check(report: Path, out: Path) -> None:
     print(f"{judged} of {len(rows)} comparisons of the gates judged; {len(rows) - judged} not")
     if failed := [told(row) for row in rows if row["passed"] is False]:
         raise shown.ManyLinesError(
-            f"{len(failed)} of {len(rows)} comparisons of the gates failed; {report.with_suffix('.html')} shows why, and "
-            "`gates` in config/workflow.yaml holds the limits:",
+            f"{len(failed)} of {len(rows)} comparisons of the gates failed; {report.with_suffix('.html')} shows why and says "
+            "where the limits stand:",
             *failed,
         )
     write_json(out, rows)
@@ -129,7 +130,7 @@ def check(report: Path, out: Path) -> None:
 def main(arguments: list[str]) -> None:
     """Check the gates; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure gates", description=__doc__)
-    parser.add_argument("--report", required=True, type=Path, help="the report's numbers, report.json")
+    parser.add_argument("--report", required=True, type=Path, help="a page's numbers, report.json or serves.json")
     parser.add_argument("--out", required=True, type=Path, help="the verdicts, written when no gate failed")
     options = parser.parse_args(arguments)
     with shown.ending_for_mistakes():

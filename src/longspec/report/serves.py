@@ -1,0 +1,168 @@
+"""`python -m longspec.report.serves`: a page of one draft in several engines, position by position, and its numbers as JSON.
+
+Side by side stand the estimate of training, our own loop and each engine that was measured. What decides which engines these
+are: workflow/serves.py.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from longspec import shown
+from longspec.atomic_files import write_json, write_text
+from longspec.config.names import FINAL
+from longspec.engines import ENGINES, OURS
+from longspec.measure import positions
+from longspec.measure.estimates import FEWEST, acceptance, ratio_of
+from longspec.measure.lines import Evaluation, check_pairs, read
+from longspec.measure.tasks import parse
+from longspec.report.inputs import Stage, read_provenance, read_stage
+from longspec.report.page import environment
+from longspec.report.plots import draw_point
+from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
+from longspec.shown import named_path
+
+Row = dict[str, Any]
+TITLES = {OURS: OURS} | {name: engine.title for name, engine in ENGINES.items()}
+TRAINING = "training"
+# The page's variables: ours has the same colour whatever stands beside it.
+COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(
+    zip(ENGINES, ("stage-1", "stage-2", "lookup", "imported"), strict=False)
+)
+
+
+def trained(folder: Path) -> tuple[str, Stage]:
+    """Return the method of a variant's draft and the stage that is published."""
+    provenance = read_provenance(folder)
+    name = provenance.get(FINAL, {"stage": provenance["order"][-1]})["stage"]
+    stage = read_stage(folder / name)
+    return str(stage.recipe.method.name), stage
+
+
+def training_row(stage: Stage, places: int) -> Row | None:
+    """Return a stage's last estimate on held-out rows, of so many positions at most; None where none was made."""
+    found = next((row for row in reversed(stage.metrics) if row.get("held_out")), None)
+    if found is None:
+        return None
+    held = found["held_out"]
+    shares = [held[f"acceptance_{place}"] for place in range(1, places + 1) if f"acceptance_{place}" in held]
+    figures = [{"mean": share, "low": None, "high": None} for share in shares]
+    return {"step": found["step"], "positions": figures, "expected_tokens": held["expected_tokens"]}
+
+
+def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
+    """Return what the page shows of one engine."""
+    all_P = found.of_task(None)
+    sums = {key: sum(line[key] for line in found.main_lines) for key in ("tokens_compared", "mismatches", "near_ties")}
+    seconds = {key: float(found[key].sum()) for key in ("seconds_speculative", "seconds_plain")}
+    new = int(found["new_tokens"].sum())
+    return {
+        "engine": name,
+        "positions": [positions.at_place(place, found) for place in range(positions.depth(found))],
+        "tokens": acceptance(found, all_P),
+        "rounds": int(found["rounds"].sum()),
+        "tokens_per_second": new / seconds["seconds_speculative"],
+        "tokens_per_second_plain": new / seconds["seconds_plain"],
+        "speed_up": ratio_of(all_P, (found, "seconds_plain", "seconds_speculative")),
+        "same_texts": positions.same_texts(ours, found),
+    } | sums
+
+
+def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:
+    """Return our own loop and the engines by the tasks that these were measured on: one group for each set of tasks."""
+    by_tasks: dict[tuple[str, ...], list[str]] = {}
+    for name, found in served.items():
+        by_tasks.setdefault(tuple(dict.fromkeys(found["task"].tolist())), []).append(name)
+    made = []
+    for tasks, names in (by_tasks or {tuple(dict.fromkeys(ours["task"].tolist())): []}).items():
+        own = positions.on_tasks(ours, tasks)
+        for name in names:
+            check_pairs(own, served[name])
+        rows = [engine_row(OURS, own, own), *(engine_row(name, served[name], own) for name in names)]
+        gates = [row for name in names for row in positions.judge(TITLES[name], own, served[name])]
+        made.append({"tasks": list(tasks), "prompts": len(own["task"]), "rows": rows, "gates": gates})
+    return made
+
+
+def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
+    """Return the numbers of a variant; standings: of each engine, as workflow/serves.py says."""
+    found = {
+        name: read(folder / "serves" / f"{name}.jsonl", parse(standing["section"]))
+        for name, standing in standings.items()
+        if standing["section"] is not None
+    }
+    ours = found.pop(OURS)
+    method, stage = trained(folder)
+    return {
+        "method": method,
+        "stage": stage.name,
+        "chain": positions.depth(ours),
+        "training": training_row(stage, positions.depth(ours)),
+        "groups": groups(ours, found),
+        "unmeasured": {name: standing["why"] for name, standing in standings.items() if standing["why"]},
+        "left_out": {name: standing["left_out"] for name, standing in standings.items() if standing["left_out"]},
+    }
+
+
+def figure(name: str, training: Row | None, group: Row) -> Markup:
+    """Draw the acceptance by position: a group of points a position, one for each row of the table."""
+    rows = [] if training is None else [(TRAINING, training["positions"])]
+    rows += [(row["engine"], row["positions"]) for row in group["rows"]]
+    with quiet():
+        drawn, [axes] = panels([1.0], 3.1)
+        bare(axes)
+        for number, (engine, found) in enumerate(rows):
+            at = [place + 1 + 0.13 * (number - (len(rows) - 1) / 2) for place in range(len(found))]
+            points = [(x, value) for x, value in zip(at, found, strict=True) if value is not None]
+            colour = COLOUR[COLOURS[engine]]
+            label = TITLES.get(engine, engine)
+            axes.plot(
+                [x for x, _ in points], [y["mean"] for _, y in points], color=colour, linewidth=1.0, alpha=0.55, label=label
+            )
+            for x, value in points:
+                draw_point(axes, value, x, colour, "o")
+        places = max(len(found) for _, found in rows)
+        axes.set_xticks(range(1, places + 1))
+        axes.set(xlim=(0.45, places + 0.55), ylim=(-0.02, 1.02), xlabel="drafted token", ylabel="acceptance")
+        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
+        return to_svg(drawn, f"serves-{name}", f"Acceptance by position in each engine, {name}")
+
+
+def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str, dict[str, Row]]) -> Row:
+    """Return all that the page shows, which is the content of serves.json; its gates as those of a report."""
+    found = {variant: variant_numbers(folder, standings[variant]) for variant, folder in folders}
+    gates = {variant: [row for group in held["groups"] for row in group["gates"]] for variant, held in found.items()}
+    return {"run": run, "variants": found, "gates": gates}
+
+
+def render(numbers: Row) -> str:
+    """Return the whole page as HTML text."""
+    figures = {
+        name: [figure(f"{name}-{place}", held["training"], group) for place, group in enumerate(held["groups"])]
+        for name, held in numbers["variants"].items()
+    }
+    page = environment().get_template("report/serves.html.j2")
+    return page.render(
+        **numbers, figures=figures, titles=TITLES, colours=COLOURS, ours=OURS, less=positions.LESS, fewest=FEWEST
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Read what was measured, and write the page and its numbers."""
+    parser = argparse.ArgumentParser(prog="python -m longspec.report.serves", description=__doc__)
+    parser.add_argument("--run", required=True, help="the run's name")
+    parser.add_argument("--variant", required=True, action="append", type=named_path, help="NAME=FOLDER; repeat it")
+    parser.add_argument("--standings", required=True, type=json.loads, help="how each engine stands, by variant, as JSON")
+    parser.add_argument("--out", required=True, type=Path, help="the page; the numbers go beside it as .json")
+    options = parser.parse_args(arguments)
+    with shown.ending_for_mistakes():
+        numbers = page_numbers(options.run, options.variant, options.standings)
+        write_json(options.out.with_suffix(".json"), numbers)
+        write_text(options.out, render(numbers))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Plan `snakemake serves`: the final draft by our own loop and by each engine, with the same greedy chains on the same prompts.
+
+An engine is measured where its environment is there and it loads the method's drafts. A task that it cannot represent, such as
+texts longer than the draft's window, is left out for it. The others stand on the page with the reason.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from longspec import methods
+from longspec.engines import ENGINES, OURS, Engine
+from longspec.measure.tasks import HeldOut, Task
+from longspec.workflow import paths
+from longspec.workflow.plan import Plan
+
+CHAIN = 3  # drafted tokens of a round, where the evaluation measures no chain
+ANY_LENGTH = 2**24  # tokens of a prompt that no key limits
+# Keys of the evaluation that these measurements share with it.
+SHARED = ("prompts", "new_tokens", "seed", "precision")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How an engine stands beside a draft: the evaluation section that it is measured by, or why it is not measured.
+
+    left_out: by task why this engine is not measured on it.
+    """
+
+    section: dict[str, Any] | None
+    why: str = ""
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+class ServesPlan:
+    """Answer the questions of the rules of rules/serves.smk."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def pages(self) -> list[str]:
+        """Return the page of each chosen run, and the file that says that its gate holds."""
+        return [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+
+    def evaluations(self, run: str) -> list[str]:
+        """Return the measurements that a run's page shows."""
+        return [
+            paths.SERVED.format(run=run, variant=variant, engine=engine)
+            for variant in self.plan.variants[run]
+            for engine, standing in self.standings(run, variant).items()
+            if standing.section is not None
+        ]
+
+    def settings(self, run: str, variant: str, engine: str) -> str:
+        """Return the evaluation section of one measurement as canonical JSON."""
+        return json.dumps(self.standings(run, variant)[engine].section, sort_keys=True)
+
+    def page_settings(self, run: str) -> str:
+        """Return how every engine stands, by variant, as JSON in the order of the page."""
+        found = {variant: self.standings(run, variant) for variant in self.plan.variants[run]}
+        return json.dumps({variant: {name: asdict(each) for name, each in held.items()} for variant, held in found.items()})
+
+    def standings(self, run: str, variant: str) -> dict[str, Standing]:
+        """Return by name how each engine stands beside a variant's draft, our own loop first."""
+        evaluation = self.plan.evaluation_of[run]
+        chains = [shape for shape in evaluation.section["shapes"] if isinstance(shape, int)]
+        section = {key: evaluation.section[key] for key in SHARED if evaluation.section.get(key) is not None}
+        section |= {"temperatures": [0], "shapes": [(chains or [CHAIN])[0]], "repeats": 1}
+        section |= {"tasks": evaluation.section["tasks"]}
+        others = {name: self._standing(run, variant, engine, section) for name, engine in ENGINES.items()}
+        return {OURS: Standing(section), **others}
+
+    def _standing(self, run: str, variant: str, engine: Engine, section: dict[str, Any]) -> Standing:
+        """Return how another engine stands; section: by which our own loop is measured."""
+        evaluation, recipe = self.plan.evaluation_of[run], self.plan.first_recipe(run, variant)
+        loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]
+        if engine not in loading:
+            names = " and ".join(each.title for each in loading)
+            command = (
+                f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {self._draft(run, variant)}"
+            )
+            return Standing(None, f"loads no {recipe.method.name} drafts{f'; {names} does' * bool(loading)}: `{command}`")
+        layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
+        for name, task in evaluation.tasks.items():
+            try:
+                methods.check_layout(recipe, layout, longest_text(task) + section["shapes"][0])
+            except ValueError as error:
+                left_out[name] = str(error)
+        if len(left_out) == len(evaluation.tasks):
+            return Standing(None, next(iter(left_out.values())))
+        is_chosen = evaluation.section.get("engine") == engine.name
+        given = evaluation.section.get("serve_python") if is_chosen else None
+        if not os.access(given or engine.python, os.X_OK):
+            return Standing(None, f"is not installed: {engine.install}, then `snakemake serves --config 'runs=[{run}]'`")
+        own = {"engine": engine.name} | ({"serve_python": given} if given else {})
+        tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
+        return Standing(section | own | {"tasks": tasks}, left_out=left_out)
+
+    def _draft(self, run: str, variant: str) -> str:
+        return paths.FINAL_DRAFT.format(run=run, variant=variant)
+
+
+def longest_text(task: Task) -> int:
+    """Return the most tokens of a task's prompt and its answer."""
+    longest = task.context[1] if isinstance(task, HeldOut) else task.longest or ANY_LENGTH
+    return longest + task.new_tokens

@@ -1,0 +1,63 @@
+"""What `snakemake serves` plans: which engines are measured, on which tasks, by which settings, and why the others are not."""
+
+import json
+from pathlib import Path
+
+from longspec.measure.tasks import parse
+from longspec.workflow.serves import ServesPlan
+from tests.workflow.planning import Settings
+
+RUN = "config/run/demo-eagle3.yaml"
+
+
+def install(*names: str) -> None:
+    for name in names:
+        python = Path(f".venv-serve/{name}/bin/python")
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch(0o755)
+
+
+def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(settings: Settings) -> None:
+    """The demo's EAGLE-3 draft has a window of 512 tokens, which llama.cpp and OpenVINO do not have."""
+    install("vllm", "llama.cpp")
+    settings.edit("config/workflow.yaml", r"^  temperatures: \[0\]", "  temperatures: [0.7, 0]")
+    settings.edit("config/workflow.yaml", r"^  shapes: \[4\]", "  shapes: [[4, 4], 5]")
+    plan = settings.plan(runs=["demo-eagle3"])
+    serves = ServesPlan(plan)
+    standings = serves.standings("demo-eagle3", "ttt")
+    folder = "results/demo-eagle3/ttt/serves"
+    assert serves.evaluations("demo-eagle3") == [f"{folder}/{name}.jsonl" for name in ("longspec", "vllm", "llama.cpp")]
+    sections = {name: json.loads(serves.settings("demo-eagle3", "ttt", name)) for name in ("longspec", "vllm", "llama.cpp")}
+    for name, section in sections.items():
+        found = parse(section)
+        assert [(each.temperature, each.shape) for each in found.settings] == [(0, 5)]
+        assert (found.engine, found.repeats, found.prompts, found.with_lookup) == (name, 1, 40, None)
+    assert list(sections["vllm"]["tasks"]) == ["short", "long", "cot"] == list(sections["longspec"]["tasks"])
+    assert list(sections["llama.cpp"]["tasks"]) == ["short"]  # 448 + 24 + 5 tokens
+    assert "cot" in standings["llama.cpp"].left_out
+    assert "here 1053 tokens" in standings["llama.cpp"].left_out["cot"]
+    why = "is not installed: `make .venv-serve/openvino/.stamp`, then `snakemake serves --config 'runs=[demo-eagle3]'`"
+    assert (standings["openvino"].section, standings["openvino"].why) == (None, why)
+    assert serves.pages() == ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+
+
+def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:
+    install("vllm", "llama.cpp")
+    plan = settings.plan(runs=["demo"])
+    standings = ServesPlan(plan).standings("demo", "sinkpi-slicing")
+    assert standings["llama.cpp"].why == "loads no glide drafts; vLLM does: `longspec serve demo --engine vllm`"
+    assert standings["vllm"].section is not None
+    settings.edit(RUN, "sliding_window: 512", "sliding_window: 64")
+    standings = ServesPlan(settings.plan(runs=["demo-eagle3"])).standings("demo-eagle3", "ttt")
+    assert standings["llama.cpp"].section is None
+    assert standings["llama.cpp"].why.startswith("recipe.method.sliding_window: 64: drafts see all of a text in llama.cpp")
+
+
+def test_the_interpreter_that_the_evaluation_names_is_its_engines_alone(settings: Settings, tmp_path: Path) -> None:
+    install("vllm", "llama.cpp")
+    (python := tmp_path / "python").touch(0o755)
+    settings.edit(RUN, "^evaluation:", f"evaluation:\n  engine: vllm\n  serve_python: {python}")
+    serves = ServesPlan(settings.plan(runs=["demo-eagle3"]))
+    sections = {name: json.loads(serves.settings("demo-eagle3", "ttt", name)) for name in ("longspec", "vllm", "llama.cpp")}
+    assert [section.get("serve_python") for section in sections.values()] == [None, str(python), None]
+    assert [section.get("engine") for section in sections.values()] == [None, "vllm", "llama.cpp"]
