@@ -1,15 +1,17 @@
-"""SmolLM2-135M-Instruct's EAGLE-3 draft through vLLM and through ours: python benchmarks/real_llm_served.py [bf16|fp32]
+"""SmolLM2-135M-Instruct's drafts through vLLM and through ours: python benchmarks/real_llm_served.py [bf16|fp32] [RUN]
 
-After `make smollm2` and `make .venv-serve/vllm/.stamp`. Whole questions on held-out modules, greedy, chains of three, one
-request at a time on two threads, by the `evaluate` verb with both engines: the same prompts, target, dtype and draft. Each
-engine decodes them with and without the draft; seconds are of the tokens after the first. Bar: vLLM's acceptance length
-within 2 % of ours; tokens a second, with and without, are told whichever way they fall.
+RUN: smollm2-eagle3 (default) or smollm2-glide. After `make smollm2 SMOLLM2=RUN` and `make .venv-serve/vllm/.stamp`. Whole
+questions on held-out modules, greedy, chains of three, one request at a time on two threads, by the `evaluate` verb with both
+engines. Both have the same prompts, target, dtype and draft. Each engine decodes them with and without the draft; seconds are
+of the tokens after the first. Bar: vLLM's acceptance length within 2 % of ours. Tokens a second are told whichever way they
+fall.
 
 bf16 (default): near-ties part the texts there, so that the two lengths are of different texts: 60 prompts, over which their
 difference is known to some 2.6 %. fp32: 12, since the texts are the same in both. The difference has its 95 % interval
 over the prompts; the bar is held against its mean. Each precision has a result of its own.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -23,8 +25,12 @@ from longspec import jsonl
 from longspec.measure.estimates import estimate
 from longspec.measure.lines import summarize
 
-RUN, STAGE, DATA, MODEL = "results/smollm2-eagle3/ttt", "answers", "smollm2-questions", "models/smollm2-135m"
-VOCABULARY = 8192
+STAGE, DATA, MODEL = "answers", "smollm2-questions", "models/smollm2-135m"
+# Folder of each run's variant, and the file of its draft's vocabulary. GLIDE's draft proposes all tokens in vLLM, and so here.
+RUNS = {
+    "smollm2-eagle3": ("results/smollm2-eagle3/ttt", "draft_vocabulary_8192.json"),
+    "smollm2-glide": ("results/smollm2-glide/sinkpi-slicing", None),
+}
 SETTINGS = {
     "new_tokens": 96,
     "repeats": 1,
@@ -39,17 +45,19 @@ RESULTS = {"bf16": "real_llm_served", "fp32": "real_llm_served_fp32"}
 SHOWN = ("acceptance_length", "position_acceptance", "tokens_per_second", "tokens_per_second_plain", "mismatches", "near_ties")
 
 
-def measure(engine: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """An engine's figures, over all prompts, and its line of each."""
-    out = machine.WORK / f"real_llm_served/{engine}.jsonl"
+def measure(run: str, engine: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return an engine's figures of a run's draft, over all prompts, and its line of each."""
+    folder, vocabulary = RUNS[run]
+    out = machine.WORK / f"real_llm_served/{run}_{engine}.jsonl"
     out.unlink(missing_ok=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
             *(sys.executable, "-m", "longspec.measure", "evaluate", "--engine", engine, "--settings", json.dumps(settings)),
             *("--target", f"{MODEL}/target_manifest.json", "--raw", f"{DATA}=data/raw/{DATA}/manifest.json"),
-            *("--drafter", STAGE, "--draft", f"{RUN}/{STAGE}/draft", "--recipe", f"{RUN}/{STAGE}/recipe.yaml"),
-            *("--vocabulary", f"{RUN}/draft_vocabulary_{VOCABULARY}.json", "--out", str(out)),
+            *("--drafter", STAGE, "--draft", f"{folder}/{STAGE}/draft", "--recipe", f"{folder}/{STAGE}/recipe.yaml"),
+            *(("--vocabulary", f"{folder}/{vocabulary}") if vocabulary else ()),
+            *("--out", str(out)),
         ],
         env=os.environ | {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)},
         check=True,
@@ -70,18 +78,22 @@ def apart(theirs: list[dict[str, Any]], ours: list[dict[str, Any]], length: floa
 
 def main() -> None:
     """Measure, hold against the bar, write."""
-    precision = (sys.argv[1:] or ["bf16"])[0]
-    if precision not in RESULTS:
-        sys.exit(f"{precision}: choose {' or '.join(RESULTS)}")
+    parser = argparse.ArgumentParser(description="A draft of SmolLM2-135M through vLLM and through ours.")
+    parser.add_argument("precision", nargs="?", choices=RESULTS, default="bf16")
+    parser.add_argument("run", nargs="?", choices=RUNS, default="smollm2-eagle3")
+    parser.add_argument("--result", metavar="NAME", help="of the file to write; default: by the precision")
+    options = parser.parse_args()
+    precision, run = options.precision, options.run
     settings = SETTINGS | {"precision": precision, "prompts": PROMPTS[precision]}
     description = machine.describe(("torch", "transformers"))
-    (ours, own_lines), (theirs, their_lines) = (measure(engine, settings) for engine in ("longspec", "vllm"))
+    (ours, own_lines), (theirs, their_lines) = (measure(run, engine, settings) for engine in ("longspec", "vllm"))
     between = apart(their_lines, own_lines, ours["acceptance_length"])
     holds = {"acceptance": abs(between["mean"]) <= MOST_APART}
     engines = {"longspec": ours, "vllm": theirs}
-    settings |= {"threads": THREADS}
+    raw = json.loads(Path(f"data/raw/{DATA}/manifest.json").read_text(encoding="utf-8"))
+    settings |= {"threads": THREADS, "run": run, "trained_questions": raw["records"]["train"]}
     numbers = {"machine": description, "settings": settings, "engines": engines, "apart": between, "holds": holds}
-    machine.write(RESULTS[precision], numbers)
+    machine.write(options.result or RESULTS[precision], numbers)
     print(json.dumps(between | holds))
 
 

@@ -29,7 +29,7 @@ class Measured:
     contexts: list[int] = field(default_factory=lambda: [64])  # tokens of the prompts of a task each
 
     def options(self, *more: str) -> Any:
-        tasks = {f"of {tokens}": {"data": "stdlib", "context": [tokens, tokens]} for tokens in self.contexts}
+        tasks = {f"of-{tokens}": {"data": "stdlib", "context": [tokens, tokens]} for tokens in self.contexts}
         settings = {"prompts": self.prompts, "new_tokens": 64, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
         arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
         arguments += ["--raw", "stdlib=data/raw/stdlib/manifest.json", "--drafter", "final", "--draft", str(self.draft)]

@@ -138,7 +138,7 @@ def test_another_version_and_a_file_that_it_does_not_load_are_one_line(monkeypat
         return SimpleNamespace(cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace(), **more)
 
     stand_in: Any = ModuleType("xllamacpp")
-    speculative = SimpleNamespace(draft=part(mparams=SimpleNamespace()))
+    speculative = SimpleNamespace(draft=part(mparams=SimpleNamespace()), ngram_simple=SimpleNamespace())
     stand_in.CommonParams = lambda: part(model=SimpleNamespace(), speculative=speculative)
     stand_in.Server = refusing
     monkeypatch.setitem(sys.modules, "xllamacpp", stand_in)

@@ -24,6 +24,7 @@ INSTALL = "install the one of serve/llama.cpp.txt, by `make .venv-serve/llama.cp
 THREADS = "OMP_NUM_THREADS"
 ERRORS_ALONE = 1  # of what it prints
 KEPT = re.compile(r'^llamacpp:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)$', re.MULTILINE)
+LOOKUP_NGRAM = 3  # tokens that must stand in the text before; decode.lookup.LookupDrafter takes these or fewer
 MOST_TRIED = 100_000  # ways to read rounds that the stream leaves open
 
 
@@ -82,6 +83,8 @@ def _settings(job: Job, xllamacpp: Any) -> Any:
         kind = f"COMMON_SPECULATIVE_TYPE_{job.method.upper().replace('-', '_')}"
         settings.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
         draft.n_max, draft.n_min, draft.p_min = job.tokens, 0, 0.0
+        lookup = settings.speculative.ngram_simple  # which does not ask n_max
+        lookup.size_n, lookup.size_m = LOOKUP_NGRAM, job.tokens
         if job.draft is not None:
             draft.mparams.path = job.draft
     return settings
