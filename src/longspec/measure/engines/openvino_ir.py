@@ -57,7 +57,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     from safetensors.torch import load_file
     from transformers import LlamaConfig
 
-    class Draft(LlamaEagle3ForCausalLM):  # type: ignore[misc]
+    class Draft(LlamaEagle3ForCausalLM):
         """A class of this module: optimum-intel looks for the library of its own classes in vain."""
 
     layers, content = layers_of(folder), json.loads((folder / "config.json").read_text(encoding="utf-8"))
