@@ -48,7 +48,7 @@ class SmallDraft:
 
     def lines(self, out: Path, *more: str) -> list[Line]:
         """Return the lines of an evaluation: 10 prompts of 24 tokens and 10 of 300, 41 tokens after each."""
-        tasks = {f"of {tokens}": {"data": "raw", "context": [tokens, tokens]} for tokens in (24, 300)}
+        tasks = {f"of-{tokens}": {"data": "raw", "context": [tokens, tokens]} for tokens in (24, 300)}
         settings = {"prompts": 10, "new_tokens": 40, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
         arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
         arguments += ["--raw", f"raw={self.raw}", "--drafter", "final", "--draft", str(self.draft)]
