@@ -76,7 +76,7 @@ gpu:
 	python benchmarks/gpu.py
 
 # What its tests need: the engines and drafts for them. The tests of an engine that is missing skip themselves.
-ENGINES := vllm llama.cpp
+ENGINES := vllm llama.cpp openvino
 
 serve: .venv/.stamp-dev | $(TMPDIR)
 	@for engine in $(ENGINES); do $(MAKE) .venv-serve/$$engine/.stamp || \
@@ -123,21 +123,28 @@ resume:
 	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,track,dev]'
 	@touch $@ .venv/.stamp-train
 
+# The builds of torchvision, torchaudio and torchcodec that an index serves may not fit a CPU's torch; transformers imports them
+# wherever they are installed, and fails then. The engines do without.
+define REMOVE_UNFIT
+@for each in torchvision torchaudio torchcodec; do $(@D)/bin/python -c "import $$each" 2> /dev/null || \
+  $(@D)/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
+endef
+
 # An engine by the name that evaluation.engine has.
 .venv-serve/%/.stamp: serve/%.txt | $(TMPDIR)
 	$(PYTHON) -m venv --clear .venv-serve/$*
 	.venv-serve/$*/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -r $<
+	$(REMOVE_UNFIT)
 	@touch $@
 
+.venv-serve/openvino/.stamp: serve/openvino-constraints.txt
+
 # With the plugin by which vLLM loads GLIDE drafts.
-# The builds of torchvision, torchaudio and torchcodec that an index serves may not fit a CPU's torch; transformers imports them
-# wherever they are installed, and fails then. vLLM does without.
 .venv-serve/vllm/.stamp: serve/vllm.txt serve/vllm-constraints.txt plugins/vllm/pyproject.toml | $(TMPDIR)
 	$(PYTHON) -m venv --clear .venv-serve/vllm
 	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
 	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
-	@for each in torchvision torchaudio torchcodec; do .venv-serve/vllm/bin/python -c "import $$each" 2> /dev/null || \
-	  .venv-serve/vllm/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
+	$(REMOVE_UNFIT)
 	@touch $@
 
 # A Unix socket's path holds 107 characters, and tools open theirs in TMPDIR.

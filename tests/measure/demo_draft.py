@@ -61,3 +61,9 @@ def is_as_ours(rounds: list[list[int]], ours: list[Line]) -> bool:
     equal = sum(found == known for found, known in zip(rounds, own, strict=True))
     print(f"acceptance {acceptance(rounds):.4f}, ours {acceptance(own):.4f}; the same rounds in {equal} of {len(own)} texts")
     return abs(acceptance(rounds) / acceptance(own) - 1) <= 0.02 and equal >= 0.9 * len(own)
+
+
+def shares(lines: list[Line]) -> list[float]:
+    """How many of the rounds kept the first, the second, ... draft."""
+    rounds = [count for line in lines for count in line["accepted"]]
+    return [sum(count > place for count in rounds) / len(rounds) for place in range(CHAIN)]

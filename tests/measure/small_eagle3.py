@@ -3,6 +3,7 @@
 Held-out records are the trained ones: what is compared are two engines on the same draft, not what the draft has learnt.
 """
 
+import json
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import read_draft_vocabulary
+from longspec.measure import evaluate as verb
 from longspec.methods import method_of
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.models.target import load_target
@@ -27,6 +29,7 @@ from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 from longspec.target import tokenizer, train
 from tests.corpus import NAMES
+from tests.measure.demo_draft import CHAIN, Line
 
 MODULES = ("bisect", "colorsys")
 LENGTH, VOCABULARY, PROPOSED = 128, 384, 320
@@ -43,8 +46,18 @@ class SmallDraft:
     recipe: Path
     vocabulary: Path
 
+    def lines(self, out: Path, *more: str) -> list[Line]:
+        """Return the lines of an evaluation: 10 prompts of 24 tokens and 10 of 300, 41 tokens after each."""
+        tasks = {f"of-{tokens}": {"data": "raw", "context": [tokens, tokens]} for tokens in (24, 300)}
+        settings = {"prompts": 10, "new_tokens": 40, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
+        arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
+        arguments += ["--raw", f"raw={self.raw}", "--drafter", "final", "--draft", str(self.draft)]
+        arguments += ["--recipe", str(self.recipe), "--vocabulary", str(self.vocabulary), "--out", str(out), *more]
+        verb.evaluate(verb.read_arguments(arguments))
+        return list(jsonl.read(out))
 
-def make(root: Path, target_steps: int = 700, draft_steps: int = 300) -> SmallDraft:
+
+def make(root: Path, target_steps: int = 350, draft_steps: int = 150) -> SmallDraft:
     """Train both below `root`."""
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"

@@ -21,11 +21,14 @@ def text_of(prompt: list[int], count: int) -> list[int]:
 def main() -> None:
     folder = Path(os.environ["STAND_IN"])
     assert sys.argv[1] == "-m"
-    assert sys.argv[2] in ("longspec.measure.engines.vllm", "longspec.measure.engines.llama_cpp")
+    assert sys.argv[2].removeprefix("longspec.measure.engines.") in ("vllm", "llama_cpp", "openvino")
     if sys.argv[3] == "--versions":
         print(json.dumps(VERSIONS))
         return
     job = read_job(Path(sys.argv[3]))
+    with (folder / "scratch").open("a") as scratch:
+        scratch.write(f"{job.scratch} {len(list(Path(job.scratch).glob('made')))}\n")
+    (Path(job.scratch) / "made").touch()
     if Path(job.model).is_file():
         (folder / "model.json").write_text(json.dumps([job.model, Path(job.model).read_bytes()[:4].decode()]))
     left = json.loads((folder / "ends_after").read_text()) if (folder / "ends_after").exists() else 10**9

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longspec.draft.layouts import write_layout
 from longspec.models import gguf_writer
-from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe
+from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe, shares
 
 MISSING = [name for name in (".venv-serve/llama.cpp/.stamp", NEEDED) if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
@@ -43,12 +43,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
 @pytest.fixture(scope="module")
 def ours(measured: Measured, _in_the_repository: Any) -> list[Line]:
     return measured.lines()
-
-
-def shares(lines: list[Line]) -> list[float]:
-    """How many of the rounds kept the first, the second, ... draft."""
-    rounds = [count for line in lines for count in line["accepted"]]
-    return [sum(count > place for count in rounds) / len(rounds) for place in range(CHAIN)]
 
 
 def test_text_and_acceptance_in_llama_cpp_are_ours(measured: Measured, ours: list[Line], tmp_path: Path) -> None:

@@ -190,6 +190,18 @@ def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, pyt
         evaluate([*arguments("lookup", "s.jsonl", **CHAINS | {"engine": "llama.cpp"}), "--serve-python", str(python)])
 
 
+def test_what_an_engine_makes_of_its_files_is_found_by_its_next_start(arguments: Any, python: Path, tmp_path: Path) -> None:
+    """And is gone behind the evaluation."""
+    by_openvino = CHAINS | {"engine": "openvino", "temperatures": [0]}
+    call = [*arguments("lookup", "o.jsonl", **by_openvino), "--serve-python", str(python)]
+    assert {line["engine"] for line in told(evaluate(call))} == {"openvino"}
+    assert {method for method, *_ in asked(tmp_path)} == {None, "prompt_lookup"}
+    starts = [line.split() for line in (tmp_path / "scratch").read_text().splitlines()]
+    assert [made for _, made in starts] == ["0", "1", "1"], "without draft, with chains of 2 and of 3"
+    (scratch,) = {name for name, _ in starts}
+    assert not Path(scratch).exists()
+
+
 def test_an_engine_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole lines are handed on before."""
     monkeypatch.setattr(served, "LONGEST_SILENCE", 0.2)

@@ -202,6 +202,17 @@ def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) 
     assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
 
 
+def test_a_draft_that_openvino_cannot_represent_is_refused(settings: Settings) -> None:
+    """The demo's draft reads the input of layer 0, and OpenVINO reads outputs of layers."""
+    settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: openvino")
+    told = "config/workflow.yaml: evaluation.engine: openvino: recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  temperatures: \[0\]", "  temperatures: [0, 0.7]")
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: 0\.7: text sampled by OpenVINO is not measured here"):
+        settings.plan(runs=["demo-eagle3"])
+
+
 def test_a_precision_is_recorded_where_it_is_given_and_our_own_engine_is_not(settings: Settings) -> None:
     """What was evaluated before there was a choice stays as it is."""
     before = settings.plan().evaluation_settings("demo")

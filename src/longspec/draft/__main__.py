@@ -167,10 +167,12 @@ def main() -> None:
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = add_verb(verbs, "export", str(export.__doc__), run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
-    verb.add_argument("--layout", required=True, help="speculators, vllm or gguf, as the draft's method has them")
+    verb.add_argument("--layout", required=True, help="speculators, vllm, gguf or openvino, as the draft's method has them")
     where = "the folder to make, which must not be there; default, for layouts without weights of their own: {folder}/{layout}"
     verb.add_argument("--out", type=Path, help=where)
-    verb.add_argument("--dtype", help="of weights that are written anew; gguf: f32, f16, bf16 or q8_0; default: the target's")
+    verb.add_argument(
+        "--dtype", help="of weights that are written anew; f32, f16, bf16, of gguf also q8_0; default: the layout's"
+    )
     verb.add_argument("--context", type=int, help="tokens of the longest text; a window of as many or more is written as none")
     verb.add_argument("--target", type=Path, help="where to write the draft's target in this layout too")
     verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)

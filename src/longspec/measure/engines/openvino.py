@@ -40,14 +40,21 @@ def load(job: Job) -> Engine:
     """Start the pipeline of a job. Raises ValueError for what cannot be converted or is not loaded."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     target, draft = _converted(job)
+    try:
+        return _started(job, target, draft)
+    except RuntimeError as error:
+        files = " and ".join(filter(None, (job.model, job.draft)))
+        raise ValueError(f"evaluation.engine: openvino: does not load {files}: {_last_line(error)}") from None
+    except AttributeError as error:
+        raise ValueError(f"evaluation.engine: openvino: openvino-genai is of another version: {error}; {INSTALL}") from None
+
+
+def _started(job: Job, target: Path, draft: Path | None) -> Engine:
     import openvino
     import openvino_genai
 
     precision = PRECISIONS[job.dtype]
-    properties = {
-        "INFERENCE_PRECISION_HINT": precision,
-        "INFERENCE_NUM_THREADS": int(os.environ.get(THREADS) or 1),
-    }
+    properties = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": int(os.environ.get(THREADS) or 1)}
     cached = properties | {"KV_CACHE_PRECISION": precision}
     scheduler = openvino_genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False  # prompts share no work, so that each one's seconds are its own
@@ -57,17 +64,16 @@ def load(job: Job) -> Engine:
         kinds["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", **cached)
     elif job.method == LOOKUP:
         kinds["prompt_lookup"] = True
-    try:
-        pipeline = openvino_genai.LLMPipeline(str(target), "CPU", **kinds, **cached)
-        wants_logits = any(request.best for request in job.requests)
-        alone = openvino.Core().compile_model(target / MODEL, "CPU", properties) if wants_logits else None
-    except RuntimeError as error:
-        files = " and ".join(filter(None, (job.model, job.draft)))
-        told = str(error).strip().splitlines()[-1]
-        raise ValueError(f"evaluation.engine: openvino: does not load {files}: {told}") from None
-    return Engine(
-        pipeline, job.method, job.tokens if job.method else 0, None if alone is None else alone.create_infer_request()
-    )
+    pipeline = openvino_genai.LLMPipeline(str(target), "CPU", **kinds, **cached)
+    alone = None
+    if any(request.best for request in job.requests):
+        alone = openvino.Core().compile_model(target / MODEL, "CPU", properties).create_infer_request()
+    return Engine(pipeline, job.method, job.tokens if job.method else 0, alone)
+
+
+def _last_line(error: Exception) -> str:
+    """Return what OpenVINO says; the lines before name its own source."""
+    return str(error).strip().splitlines()[-1]
 
 
 def _converted(job: Job) -> tuple[Path, Path | None]:
@@ -87,14 +93,19 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
 def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     """Decode a request greedily. The repeats are told by their seconds alone.
 
-    It is asked for a round more than is wanted: its last rounds draft no further than the text may go.
+    It is asked for a round more than is wanted: its last rounds draft no further than the text may go. Raises ValueError where
+    OpenVINO refuses the request.
     """
     import numpy
     import openvino
 
     prompt = openvino.Tensor(numpy.array([request.prompt], dtype=numpy.int64))
     settings = _settings(engine, request)
-    found, *others = [engine.pipeline.generate(prompt, settings) for _ in range(repeats)]
+    try:
+        found, *others = [engine.pipeline.generate(prompt, settings) for _ in range(repeats)]
+    except RuntimeError as error:
+        asked = f"{len(request.prompt)} tokens of prompt, {request.max_tokens} of text"
+        raise ValueError(f"evaluation.engine: openvino: refuses {request.id} ({asked}): {_last_line(error)}") from None
     tokens = [int(token) for token in found.tokens[0][: request.max_tokens]]
     ends = (place for place, token in enumerate(tokens, start=1) if token in request.stop)
     tokens = tokens[: next(ends, len(tokens))]

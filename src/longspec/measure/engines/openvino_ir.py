@@ -41,6 +41,14 @@ def convert_target(folder: Path, out: Path) -> None:
         export_tokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), out)
 
 
+def layers_of(folder: Path) -> list[int]:
+    """Return the layers whose outputs a draft reads. Raises ValueError for a folder that does not say it."""
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if LAYERS not in content:
+        raise ValueError(f"{folder}: config.json has no {LAYERS}; make it by `longspec export DRAFT --layout openvino`")
+    return [int(layer) for layer in content[LAYERS]]
+
+
 def convert_draft(folder: Path, target: Path, out: Path) -> None:
     """Write a draft of the layout `openvino` as OpenVINO's, with its target's embeddings and the layers that it reads."""
     import openvino
@@ -52,9 +60,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     class Draft(LlamaEagle3ForCausalLM):
         """A class of this module: optimum-intel looks for the library of its own classes in vain."""
 
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if LAYERS not in content:
-        raise ValueError(f"{folder}: config.json has no {LAYERS}; make it by `longspec export DRAFT --layout openvino`")
+    layers, content = layers_of(folder), json.loads((folder / "config.json").read_text(encoding="utf-8"))
     draft = Draft(LlamaConfig(**content))
     tensors = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     with torch.no_grad():
@@ -63,7 +69,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     plain = out.with_name(f"{out.name}.plain")
     _write(draft.float(), plain)
     model = openvino.Core().read_model(plain / MODEL)
-    model.set_rt_info(content[LAYERS], [LAYERS])
+    model.set_rt_info(layers, [LAYERS])
     openvino.save_model(model, out / MODEL, compress_to_fp16=False)
     shutil.copyfile(plain / "config.json", out / "config.json")
     del model  # its weights are those of the file

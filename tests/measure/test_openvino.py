@@ -1,0 +1,132 @@
+"""An EAGLE-3 draft in OpenVINO GenAI: its text, and its acceptance by the sizes of OpenVINO's steps.
+
+The other side is our own decoding of the same prompts. Target and draft are made here, since OpenVINO reads outputs of layers
+and the demo's draft reads the input of layer 0.
+"""
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from longspec.atomic_files import read_json, write_json
+from longspec.draft.layouts import write_layout
+from tests.measure.demo_draft import ROOT, Line, acceptance, is_as_ours, shares
+from tests.measure.small_eagle3 import LAYERS, SmallDraft, make
+
+STAMP = ".venv-serve/openvino/.stamp"
+pytestmark = [
+    pytest.mark.serve,
+    pytest.mark.skipif(not (ROOT / STAMP).is_file(), reason=f"{STAMP} missing: make test-serve"),
+]
+PYTHON = ROOT / ".venv-serve/openvino/bin/python"
+ENGINE = ["--engine", "openvino", "--serve-python", str(PYTHON)]
+Spoil = Callable[[dict[str, Any], dict[str, Tensor]], object]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
+    return make(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def ours(small: SmallDraft, tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
+    return small.lines(tmp_path_factory.mktemp("ours") / "ours.jsonl")
+
+
+def test_text_and_acceptance_in_openvino_are_ours(small: SmallDraft, ours: list[Line], tmp_path: Path) -> None:
+    """Text equal to OpenVINO's own without the draft, float32, greedy; each position's share within 2 % of ours."""
+    theirs = small.lines(tmp_path / "theirs.jsonl", *ENGINE)
+    assert {line["engine"] for line in theirs} == {"openvino"}
+    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
+    assert sum(line["tokens_compared"] for line in theirs) >= 20 * 30
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
+    print(f"shares of the rounds that kept a draft by position: {shares(theirs)}, ours {shares(ours)}")
+    assert 1.5 < acceptance([line["accepted"] for line in theirs]) < 3.8  # of 1 to 4
+    assert is_as_ours([line["accepted"] for line in theirs], ours)
+    assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
+
+
+def wrong_layers(config: dict[str, Any], _: dict[str, Tensor]) -> None:
+    """As OpenVINO takes them where a file names none: outputs for inputs."""
+    config["hidden_layers_list"] = list(LAYERS)
+
+
+def wrong_layer(config: dict[str, Any], _: dict[str, Tensor]) -> None:
+    first, second, _last = config["hidden_layers_list"]
+    config["hidden_layers_list"] = [first, second, second + 1]
+
+
+def absolute_tokens(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    own_V = torch.arange(len(tensors["d2t"]))
+    tensors["d2t"] = torch.minimum(tensors["d2t"] + own_V, len(tensors["t2d"]) - 1 - own_V)  # a target's token in any case
+
+
+def no_norm(_: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    tensors["midlayer.hidden_norm.weight"].fill_(1)
+
+
+SPOILT = (wrong_layers, wrong_layer, absolute_tokens, no_norm)
+# In one process, since its imports take most of the time.
+CONVERT = """
+import sys
+from pathlib import Path
+from longspec.measure.engines.openvino_ir import convert_draft, convert_target
+target, folder, *drafts = map(Path, sys.argv[1:])
+convert_target(target, folder / "target")
+for draft in drafts:
+    convert_draft(draft, target, folder / draft.name)
+"""
+
+
+@pytest.fixture(scope="module")
+def converted(small: SmallDraft, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the target and the drafts that are not as trained, in OpenVINO's format."""
+    exports, out, target = (
+        tmp_path_factory.mktemp("exports"),
+        tmp_path_factory.mktemp("converted"),
+        read_json(small.target)["path"],
+    )
+    for spoil in SPOILT:
+        export = exports / spoil.__name__
+        write_layout(small.draft, "openvino", export)
+        config, tensors = read_json(export / "config.json"), load_file(export / "model.safetensors")
+        spoil(config, tensors)
+        write_json(export / "config.json", config)
+        save_file(tensors, export / "model.safetensors", metadata={"format": "pt"})
+    words = [str(PYTHON), "-c", CONVERT, target, str(out), *map(str, sorted(exports.iterdir()))]
+    subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True)
+    return out
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_a_draft_that_is_not_as_trained_is_seen(
+    small: SmallDraft, ours: list[Line], converted: Path, tmp_path: Path, spoil: Spoil
+) -> None:
+    """The text is OpenVINO's own all the same: acceptance alone shows it."""
+    given = ["--served-target", str(converted / "target"), "--served-draft", str(converted / spoil.__name__)]
+    theirs = small.lines(tmp_path / "theirs.jsonl", *ENGINE, *given)
+    print(f"{spoil.__name__}: {shares(theirs)}, ours {shares(ours)}")
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert not is_as_ours([line["accepted"] for line in theirs], ours)
+    assert shares(theirs) != pytest.approx(shares(ours), rel=0.02)
+
+
+def test_a_file_that_is_torn_or_foreign_ends_in_one_line(small: SmallDraft, converted: Path, tmp_path: Path) -> None:
+    """OpenVINO itself says more before."""
+    for name in ("torn", "foreign"):
+        (tmp_path / name).mkdir()
+        text = (converted / "target/openvino_model.xml").read_text() if name == "torn" else "no model at all"
+        (tmp_path / name / "openvino_model.xml").write_text(text[: len(text) // 2])
+        given = ["--served-target", str(converted / "target"), "--served-draft", str(tmp_path / name)]
+        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.openvino ended with exit code 1") as told:
+            small.lines(tmp_path / "theirs.jsonl", *ENGINE, *given)
+        assert "\n" not in str(told.value)
+        assert not (tmp_path / "theirs.jsonl").exists()

@@ -1,0 +1,78 @@
+"""What is read of OpenVINO's steps, and which files it is given. OpenVINO itself is asked in test_openvino.py."""
+
+from pathlib import Path
+
+import pytest
+
+from longspec.measure.engines import openvino, openvino_ir
+from longspec.measure.engines.openvino import rounds_within
+from longspec.measure.engines.protocol import Job, Request
+
+REQUESTS = [Request("a", [3, 4], 3, 0.0, 0, [0])]
+
+
+def job(target: Path, draft: Path | None, scratch: Path) -> Job:
+    return Job(str(target), "eagle3", None if draft is None else str(draft), 3, "float32", 64, 1, REQUESTS, str(scratch))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "length", "rounds"),
+    [
+        ([1, 4, 2, 1, 4], 8, [1, 4, 2, 1]),  # the round behind the text is none of it
+        ([1, 4, 2, 1, 4], 6, [1, 4, 2]),  # the last round is told uncut
+        ([1, 4], 1, [1]),  # a text that ends with the prompt's step
+    ],
+)
+def test_the_rounds_are_those_that_reach_a_texts_end(sizes: list[int], length: int, rounds: list[int]) -> None:
+    assert rounds_within(sizes, length) == rounds
+
+
+@pytest.mark.parametrize("sizes", [[1, 4], [2, 4, 4], []])
+def test_steps_that_are_not_of_the_text_are_refused(sizes: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"OpenVINO names steps of .* for a text of 6; install the one of serve/openvino\.txt"):
+        rounds_within(sizes, 6)
+
+
+def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> None:
+    for name in ("target", "draft", "export"):
+        (tmp_path / name).mkdir()
+    for name in ("target", "draft"):
+        (tmp_path / name / openvino_ir.MODEL).touch()
+    target, draft, scratch = tmp_path / "target", tmp_path / "draft", tmp_path / "scratch"
+    assert openvino._converted(job(target, draft, scratch)) == (target, draft)
+    assert openvino._converted(job(target, None, scratch)) == (target, None)
+    with pytest.raises(ValueError, match=r"target: is in OpenVINO's format, \S*export is not; give both in this format, or"):
+        openvino._converted(job(target, tmp_path / "export", scratch))
+    assert not scratch.exists()
+
+
+def test_a_conversion_is_done_once_and_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a killed one has left is not taken for it."""
+    done: list[str] = []
+
+    def convert_target(_: Path, out: Path) -> None:
+        (out / openvino_ir.MODEL).touch()
+        done.append("target")
+
+    def convert_draft(_: Path, _target: Path, out: Path) -> None:
+        done.append("draft")
+        if len(done) == 2:
+            (out / "half").touch()
+            raise ValueError("of the draft")
+
+    monkeypatch.setattr(openvino_ir, "convert_target", convert_target)
+    monkeypatch.setattr(openvino_ir, "convert_draft", convert_draft)
+    openvino_ir.make(Path("target"), None, tmp_path)
+    with pytest.raises(ValueError, match="of the draft"):
+        openvino_ir.make(Path("target"), Path("draft"), tmp_path)
+    assert not (tmp_path / "draft").exists()
+    openvino_ir.make(Path("target"), Path("draft"), tmp_path)
+    assert done == ["target", "draft", "draft"]
+    assert list((tmp_path / "draft").iterdir()) == []
+
+
+def test_a_draft_folder_that_is_not_of_this_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layers are not known then, and OpenVINO would take others."""
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    with pytest.raises(ValueError, match=r"config\.json has no hidden_layers_list; make it by `longspec export DRAFT --layout"):
+        openvino_ir.layers_of(tmp_path)
