@@ -47,7 +47,8 @@ def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens:
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
     export += [] if window is None else ["--context", str(window)]
-    serve = ["llama-server", "-m", str(target), "--spec-type", "draft-eagle3", "--spec-draft-model", str(beside / "draft.gguf")]
+    kind = methods.settings_of(recipe.method.name).SERVED[LLAMA_CPP].kind
+    serve = ["llama-server", "-m", str(target), "--spec-type", kind, "--spec-draft-model", str(beside / "draft.gguf")]
     serve += ["--spec-draft-n-max", str(tokens)]
     serve += [] if window is None else ["--ctx-size", str(window), "--parallel", "1"]
     return [join(export), join(serve)]

@@ -1,8 +1,8 @@
 """A draft vocabulary as tensors beside a draft's weights, under the names that engines load, and the settings of such a draft.
 
 Two tensors. d2t: int64, for each draft token its target token less its own number; t2d: bool, which of the
-target's tokens are draft tokens. Both engines read d2t and pass over t2d (load_weights of llama_eagle3.py in vLLM 0.32 and
-SGLang 0.5.23); the `speculators` package needs both. A draft that proposes all of the target's tokens has neither: vLLM then
+target's tokens are draft tokens. Both vLLM 0.32 and SGLang 0.5.23 read d2t and pass over t2d (load_weights of their
+draft models); the `speculators` package needs both. A draft that proposes all of the target's tokens has neither: vLLM then
 has no place for d2t and refuses the file.
 
 Shapes: V draft vocabulary, T target's vocabulary.
