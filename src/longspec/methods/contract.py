@@ -8,14 +8,11 @@
         fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
         stored(recipe)        a word of a folder's name for the tensors that are stored for this draft, and with
                               recipe.states.top_k for the temperature at which its labels are taken
-        layer_weights(sizes, method) weights of the draft that a forward of it reads, its head's left out, beside a
-                              target whose `sizes` are as its config.json names them; method: recipe.method, None: its defaults
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
         loss_weight(recipe)   the sum of the weights with which a token's losses of all steps are added up in the training loss,
                               which divided by it is in nats a token; None where the loss is no such sum
-        ONE_FORWARD           whether one forward of the layers drafts all tokens of a round
         TARGETS               model type -> published class; empty where none was published
         SAME                  section of the recipe, and its keys that a draft's weights fit alone: layers of the same shapes
                               compute other numbers by other values

@@ -7,7 +7,6 @@ from longspec.config.schema import KNOWN
 from longspec.config.typed import Text, means, words
 from longspec.engines import Served
 
-ONE_FORWARD = False
 NAMELESS_FILES = False
 SERVED: dict[str, Served] = {}
 VARIANTS = ("made-up",)
@@ -62,11 +61,6 @@ def stored(recipe: Any) -> str:
 def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     """Its one setting."""
     return [(("draft.labels",), "labels", recipe.draft.labels)]
-
-
-def layer_weights(sizes: Any, method: Any = None) -> int:
-    """One product of the width with itself."""
-    return int(sizes.hidden_size**2)
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -13,7 +13,6 @@ from longspec.engines import VLLM, Served
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
-ONE_FORWARD = False
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
@@ -145,13 +144,6 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
         (("draft.lag_mode", "draft.lag"), "lag", f"{lag}{'1–' if draft.lag_mode == 'random' else ''}{draft.lag}"),
         (("draft.window",), "attention window, tokens", str(draft.window)),
     ]
-
-
-def layer_weights(sizes: Any, method: Any = None) -> int:
-    """A decoder layer of the target's shape, and the cross attention's queries and output."""
-    queries = sizes.hidden_size * sizes.num_attention_heads * sizes.head_dim
-    keys = sizes.hidden_size * sizes.num_key_value_heads * sizes.head_dim
-    return 4 * queries + 2 * keys + 3 * sizes.hidden_size * sizes.intermediate_size
 
 
 def soft_labels(recipe: Any) -> bool:
