@@ -4,7 +4,7 @@
 # make test    all tests that need neither a GPU nor a Slurm cluster; `make quick`: those of seconds
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
 # make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
-# make test-serve   the demo's drafts in an unmodified vLLM, in an environment of its own (.venv-serve, 3.4 GB)
+# make test-serve   the demo's drafts in unmodified engines, each in an environment of its own (.venv-serve; vLLM's: 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos MOMENTS=300   a small run of the whole graph, killed and damaged at so many random moments
 #
@@ -18,9 +18,9 @@
 
 PYTHON ?= python3
 PIP_ARGS ?=
-# What pip installs into vLLM's environment. Where there are GPUs: make .venv-serve/.stamp SERVE='vllm==0.32.0', after
-# rm -r .venv-serve if it is there already.
-SERVE ?= -r serve-requirements.txt
+# What pip installs into vLLM's environment. Where there are GPUs: make .venv-serve/vllm/.stamp SERVE='vllm==0.32.0', after
+# rm -r .venv-serve/vllm if it is there already.
+SERVE ?= -r serve/vllm.txt
 
 # Whatever a tool caches or keeps for a moment stays inside the clone. HOME is left alone: pip's settings may lie there.
 CACHE := $(CURDIR)/.cache
@@ -75,10 +75,13 @@ test-serve: serve
 gpu:
 	python benchmarks/gpu.py
 
-# What its tests need: vLLM and drafts for it. Without vLLM they skip themselves.
+# What its tests need: the engines and drafts for them. The tests of an engine that is missing skip themselves.
+ENGINES := vllm llama.cpp
+
 serve: .venv/.stamp-dev | $(TMPDIR)
-	@$(MAKE) .venv-serve/.stamp || echo "vLLM cannot be installed here, for the reason above; its tests skip themselves."
-	@[ ! -e .venv-serve/.stamp ] || snakemake results/demo/sinkpi-slicing/final_draft/provenance.json \
+	@for engine in $(ENGINES); do $(MAKE) .venv-serve/$$engine/.stamp || \
+	  echo "$$engine cannot be installed here, for the reason above; its tests skip themselves."; done
+	@! ls .venv-serve/*/.stamp > /dev/null 2>&1 || snakemake results/demo/sinkpi-slicing/final_draft/provenance.json \
 	  results/demo-eagle3/ttt/final_draft/provenance.json --config 'runs=[demo,demo-eagle3]'
 
 quick: .venv/.stamp-dev | $(TMPDIR)
@@ -120,15 +123,21 @@ resume:
 	python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,track,dev]'
 	@touch $@ .venv/.stamp-train
 
+# An engine by the name that evaluation.engine has.
+.venv-serve/%/.stamp: serve/%.txt | $(TMPDIR)
+	$(PYTHON) -m venv --clear .venv-serve/$*
+	.venv-serve/$*/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -r $<
+	@touch $@
+
 # With the plugin by which vLLM loads GLIDE drafts.
 # The builds of torchvision, torchaudio and torchcodec that an index serves may not fit a CPU's torch; transformers imports them
 # wherever they are installed, and fails then. vLLM does without.
-.venv-serve/.stamp: serve-requirements.txt serve-constraints.txt plugins/vllm/pyproject.toml | $(TMPDIR)
-	$(PYTHON) -m venv --clear .venv-serve
-	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
-	.venv-serve/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
-	@for each in torchvision torchaudio torchcodec; do .venv-serve/bin/python -c "import $$each" 2> /dev/null || \
-	  .venv-serve/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
+.venv-serve/vllm/.stamp: serve/vllm.txt serve/vllm-constraints.txt plugins/vllm/pyproject.toml | $(TMPDIR)
+	$(PYTHON) -m venv --clear .venv-serve/vllm
+	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
+	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
+	@for each in torchvision torchaudio torchcodec; do .venv-serve/vllm/bin/python -c "import $$each" 2> /dev/null || \
+	  .venv-serve/vllm/bin/python -m pip uninstall -q -y --disable-pip-version-check $$each 2> /dev/null; done
 	@touch $@
 
 # A Unix socket's path holds 107 characters, and tools open theirs in TMPDIR.

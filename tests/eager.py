@@ -6,7 +6,8 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends, chains
+from longspec.models.attention import backends, blocks, chains
+from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.sdpa import accumulated_in
 from longspec.models.attention.visibility import Visibility
 
@@ -53,6 +54,23 @@ def attend_chains(
     return out_BKGSD.flatten(1, 2)
 
 
+def attend_blocks(
+    visibility: BlockVisibility, scale: float, q_BNQD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor
+) -> Tensor:
+    """One softmax over the text's keys and all blocks'."""
+    first_BQ, last_BQ = visibility.text_bounds_BQ()
+    j_S, i_Q = torch.arange(k_BKSD.shape[2]), torch.arange(q_BNQD.shape[2])
+    seen_QQ = i_Q[:, None] // visibility.slots == i_Q // visibility.slots
+    if visibility.window is not None:
+        seen_QQ &= i_Q <= i_Q[:, None]
+    seen_BQS = (j_S >= first_BQ[..., None]) & (j_S <= last_BQ[..., None])
+    seen_BQT = torch.cat([seen_BQS, seen_QQ.expand(len(seen_BQS), -1, -1)], dim=-1)
+    keys, values = torch.cat([k_BKSD, own[0]], dim=2), torch.cat([v_BKSD, own[1]], dim=2)
+    q_BKGQD = q_BNQD.unflatten(1, (keys.shape[1], -1))
+    scores_BKGQT = (q_BKGQD @ keys[:, :, None].transpose(-1, -2) * scale).to(accumulated_in(q_BNQD))
+    return (_weights(scores_BKGQT, seen_BQT[:, None, None]).to(values.dtype) @ values[:, :, None]).flatten(1, 2)
+
+
 def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exp of all keys at once."""
     seen_B1ST = _seen_BST(visibility, q_BNSD.shape[2], k_BKTD.shape[2], q_BNSD.device)[:, None]
@@ -68,4 +86,5 @@ def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Vis
 backends.BACKENDS[EAGER] = attend
 backends.TREE_BACKENDS[EAGER] = backends.attend_masked
 chains.CHAINS[EAGER] = attend_chains
+blocks.BLOCKS[EAGER] = attend_blocks
 backends.PARTS[EAGER] = attend_sinks

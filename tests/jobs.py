@@ -45,6 +45,11 @@ EAGLE3 = [
     "runtime.save_every=4",
     "runtime.held_out_every=0",
 ]
+DFLASH = [
+    "run=demo-dflash",
+    *(each for each in EAGLE3 if not each.startswith(("run=", "recipe.draft."))),
+    "recipe.method.block_size=4",
+]
 PLAIN = [sys.executable]
 PORTS = itertools.count(os.getpid())
 

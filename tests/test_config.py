@@ -116,7 +116,7 @@ def test_a_method_refuses_a_family_by_name_and_says_which_takes_it() -> None:
     family = min(set(families.FAMILIES) - set(FAMILIES))
     told = (
         rf"recipe\.model\.family: the method glide has no drafts for {family} targets: its layer is shaped .* last layer; "
-        rf"it takes llama, mistral, qwen2, qwen3, qwen3_moe; for {family} choose the method eagle3$"
+        rf"it takes llama, mistral, qwen2, qwen3, qwen3_moe; for {family} choose the method dflash or eagle3$"
     )
     with pytest.raises(ValueError, match=f"^{told}"):
         compose("train", [f"recipe.model.family={family}"])
@@ -140,6 +140,7 @@ def test_a_stages_frozen_text_stays_what_it_was(composed: str, root: Path) -> No
 
 
 NEWER = {  # than these texts
+    *("demo-dflash", "blocks"),
     *("demo-eagle3", "ttt", "qwen3-30b-a3b", "llama-3.3-70b", "smollm2-135m", "qwq-32b-preview"),
     *("llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"),
     *("demo-offline", "demo-eagle3-offline", "llama3.1-8b-eagle3-offline"),

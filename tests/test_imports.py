@@ -21,6 +21,7 @@ SHARED = {
     "shown",
     "slurm",
     "draft_vocabulary",
+    "engines",
     "chain_length",
     "lease",
     "journal",
@@ -53,6 +54,7 @@ MAY_IMPORT = {
     "decode": {"models", "states", "methods"},
     "answers": {"data", "decode", "models"},
     "draft": {"models", "methods"},
+    "engines": set(),
     "measure": {"data", "decode", "models", "states", "methods", "measure.engines"},
     "measure.engines": set(),
     "report": {"measure", "methods"},
@@ -78,7 +80,7 @@ DOORS = {
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
     "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
-    "gguf": {"target.dequantize"},
+    "gguf": {"target.dequantize", "models.gguf_writer"},
     "openai": {"answers.client"},
     "datasets": {"data.hub.names"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
@@ -86,11 +88,22 @@ DOORS = {
     "swanlab": {"train.trackers"},
     "snakemake": set(),
     "vllm": {"measure.engines.vllm"},
+    "xllamacpp": {"measure.engines.llama_cpp"},
+    "openvino_genai": {"measure.engines.openvino"},
+    "openvino": {"measure.engines.openvino", "measure.engines.openvino_ir"},
+    "optimum": {"measure.engines.openvino_ir"},
+}
+# What an engine's environment has beside the engine, for its module there.
+BESIDE_ENGINES = {
+    "measure.engines.openvino": {"numpy"},  # its tensors
+    "measure.engines.openvino_ir": {"torch", "transformers", "safetensors"},  # optimum-intel converts torch's modules
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
-    ("measure.served", "draft.folder"),  # a fresh draft is served from a folder like any other
-    ("measure.served", "draft.layouts"),  # which vLLM may read in a layout of its own
+    ("measure.engine_files", "draft.folder"),  # a fresh draft is served from a folder like any other
+    ("measure.engine_files", "draft.layouts"),  # which an engine may read in a layout of its own
+    ("measure.engine_files", "target.layouts"),  # and its target too
+    ("draft.__main__", "target.layouts"),  # a target goes with its draft
     ("workflow.jobs.decoding_jobs", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
@@ -106,9 +119,11 @@ WITHOUT_TORCH = {
     "shown",
     "slurm",
     "draft_vocabulary",
+    "engines",
     "chain_length",
     "methods",
     "methods.draft_files",
+    "methods.layer_shape",
     "answers.settings",
     "decode.levels",
     "measure.tasks",
@@ -204,13 +219,15 @@ def test_heavy_libraries_have_one_door(imported: dict[str, set[str]]) -> None:
     assert wrong == []
 
 
-def test_what_runs_in_vllms_environment_needs_nothing_else(imported: dict[str, set[str]]) -> None:
-    """Beside vLLM itself, which is loaded with the first job: that environment has other versions of torch and transformers."""
+def test_what_runs_in_an_engines_environment_needs_nothing_else(imported: dict[str, set[str]]) -> None:
+    """Beside the engine itself, which is loaded with the first job: that environment has other versions of all packages."""
     loaded = {module: names for module, names in imported.items() if room(module) in ("measure.engines", "__init__")}
     loaded["measure"] = imported["measure"]
     assert {"__init__", "measure.engines.vllm", "measure.engines.protocol"} <= loaded.keys()
     for module, names in loaded.items():
-        outside = {name for name in names if name.split(".")[0] not in sys.stdlib_module_names and name.split(".")[0] != "vllm"}
+        own = {*sys.stdlib_module_names, *BESIDE_ENGINES.get(module, ())}
+        own |= {name for name, doors in DOORS.items() if module in doors}
+        outside = {name for name in names if name.split(".")[0] not in own}
         assert all(name.startswith("longspec.measure.engines") for name in outside), f"{module}: {outside}"
 
 
@@ -219,13 +236,14 @@ def test_the_plugin_for_vllm_imports_neither_this_package_nor_transformers(root:
     assert {"vllm", "torch"} < names <= {"vllm", "torch", "longspec_vllm"} | set(sys.stdlib_module_names)
 
 
-def test_vllm_is_loaded_with_the_first_job_alone() -> None:
-    code = "import sys, longspec.measure.engines.vllm; print(*{name.split('.')[0] for name in sys.modules})"
+@pytest.mark.parametrize("engine", ["vllm", "llama_cpp", "openvino", "openvino_ir"])
+def test_an_engine_is_loaded_with_the_first_job_alone(engine: str) -> None:
+    code = f"import sys, longspec.measure.engines.{engine}; print(*{{name.split('.')[0] for name in sys.modules}})"
     loaded = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": str(SOURCE.parent)}, text=True, capture_output=True
     )
     assert loaded.returncode == 0, loaded.stderr
-    assert not set(loaded.stdout.split()) & {"torch", "transformers", "vllm", "numpy"}
+    assert not set(loaded.stdout.split()) & {"torch", "transformers", "vllm", "numpy", "xllamacpp", "openvino", "optimum"}
 
 
 def test_what_snakemake_imports_needs_no_torch(imported: dict[str, set[str]]) -> None:

@@ -9,6 +9,9 @@ from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, chains
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.methods.dflash import settings as dflash
+from longspec.methods.dflash.drafter import DFlashDrafter
+from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings
@@ -26,8 +29,9 @@ SHAPE = {
     "initializer_range": 0.4,
 }
 WINDOW = 12
-METHODS = ("glide", "eagle3")
-DEPTHS = {"glide": {}, "eagle3": {"num_hidden_layers": 3}}  # of targets: EAGLE-3 reads three layers
+METHODS = ("glide", "eagle3", "dflash")
+THREE = {"num_hidden_layers": 3}
+DEPTHS = {"glide": {}, "eagle3": THREE, "dflash": THREE}  # of targets, whose layers drafts read
 SMALL = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 
 
@@ -55,10 +59,21 @@ def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None =
     return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
 
 
+def make_dflash(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
+    """Two layers; blocks as deep as the deepest trees of these tests."""
+    size = None if ids is None else len(ids)
+    chosen = {"vocabulary": size, "ids": ids, "target_vocabulary": target.config.vocab_size}
+    shape = {"layers": (1, 2), "depth": 2, "block_size": 6} | options
+    settings = dflash.Settings(sliding_window=window, **chosen, **shape)
+    return DFlashDrafter(target, scattered(DFlashLayer(target.config, settings), scale), settings)
+
+
 def make_drafter(method: str, target, window: int | None = WINDOW, ids: tuple[int, ...] | None = None, scale: float = 0.2):
     """A drafter of random weights; the target has as many layers as DEPTHS says."""
     if method == "eagle3":
         return make_eagle3(target, window, ids, scale)
+    if method == "dflash":
+        return make_dflash(target, window, ids, scale)
     vocabulary = None if ids is None else DraftVocabulary(ids, target.config.vocab_size, "", {"all": 1.0})
     return GlideDrafter(target, make_layer(target, scale), window, vocabulary)
 

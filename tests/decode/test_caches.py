@@ -72,6 +72,8 @@ DRAFTERS = [
     ("glide", WINDOW, HALF, 4, 0.7),
     ("eagle3", WINDOW, HALF, DEFAULT_SHAPE, 0.0),
     ("eagle3", None, None, 4, 0.7),
+    ("dflash", WINDOW, HALF, 4, 0.7),
+    ("dflash", None, None, DEFAULT_SHAPE, 0.0),
 ]
 
 

@@ -20,7 +20,7 @@ from longspec.decode.lookup import WithLookup
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree
-from tests.decode.models import METHODS, Oracle, generated, make_drafter, make_target
+from tests.decode.models import DEPTHS, METHODS, Oracle, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 
 NEW = 20
@@ -78,7 +78,7 @@ def test_costs_hold_what_each_token_of_a_chain_takes() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_measuring_leaves_prompts_drafter_and_random_numbers_as_they_were(method: str) -> None:
     """Two rows of different length: their texts after it are the target's own."""
-    target = make_target(4, **({"num_hidden_layers": 3} if method == "eagle3" else {}))
+    target = make_target(4, **DEPTHS[method])
     drafter, prompts = make_drafter(method, target), [PROMPT, PROMPT[:2]]
     start, state = prefill(target, prompts, 3, drafter.reads), torch.get_rng_state()
     before = [layer.keys.clone() for layer in start.cache.layers]

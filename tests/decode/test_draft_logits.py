@@ -12,6 +12,8 @@ from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.drafters import DraftInput
 from longspec.decode.sampling import Sampler
+from longspec.methods.dflash.drafter import DFlashDrafter
+from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.glide.drafter import GlideDrafter
@@ -19,7 +21,8 @@ from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Qwen2Glide
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import TargetStates
-from tests.decode.models import WINDOW, make_eagle3, make_layer, make_target
+from longspec.states.tensors import layer_of
+from tests.decode.models import WINDOW, make_dflash, make_eagle3, make_layer, make_target
 from tests.targets import last_states
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -32,6 +35,10 @@ EAGLE3 = {
     "eagle3": (Qwen2Config, {}),
     "eagle3-window": (LlamaConfig, {"window": 7, "ids": SOME}),
     "eagle3.1": (Qwen3Config, {"fc_norm": True, "norm_output": True, "ids": SOME}),
+}
+DFLASH = {
+    "dflash": (Qwen3Config, {}),
+    "dflash-window": (LlamaConfig, {"window": 7, "ids": SOME, "tied_k_norm": False}),
 }
 
 
@@ -57,6 +64,18 @@ class RecordedGlide(Recorded, GlideDrafter):
 
 class RecordedEagle3(Recorded, Eagle3Drafter):
     pass
+
+
+class RecordedDFlash(DFlashDrafter):
+    def logits(self, draft_input):
+        self.slots = super().logits(draft_input)
+        return self.slots
+
+    def propose(self, draft_input, levels, sampler):
+        tree = super().propose(draft_input, levels, sampler)
+        sizes = (1, *levels[:-1])
+        self.seen = [self.slots[:, depth, None].expand(-1, size, -1) for depth, size in enumerate(sizes)]
+        return tree
 
 
 class GlideCase:
@@ -120,16 +139,40 @@ class Eagle3Case:
     def hidden(self, texts: list[list[int]], places: list[list[int]]) -> dict[str, Tensor]:
         """transformers' own of these places of each text, left-aligned."""
         longest, found = max(map(len, places)), {}
-        for layer, name in enumerate(self.drafter.reads):
+        for name in self.drafter.reads:
+            layer = layer_of(name)
             found[name] = torch.full((len(texts), longest, 32), UNKNOWN, dtype=torch.float64)
             for row, (text, chosen) in enumerate(zip(texts, places, strict=True)):
                 found[name][row, : len(chosen)] = own_states(self.drafter.target, tuple(text))[layer][chosen]
         return found
 
 
-@pytest.fixture(params=["glide", *EAGLE3])
+class DFlashCase(Eagle3Case):
+    """DFlash, and its training forward."""
+
+    def __init__(self, name: str) -> None:
+        family, options = DFLASH[name]
+        made = make_dflash(make_target(0, family, num_hidden_layers=3), **options)
+        self.drafter = RecordedDFlash(made.target, made.layer, made.settings)
+
+    def trained_logits(self, text: list[int], drafted: list[int]) -> Tensor:
+        """The training forward's of the slot behind so many drafted ones, of the block that stands at the root, [V]."""
+        layer, settings, rows = self.drafter.layer, replace(self.drafter.settings, anchors=1), list[Tensor]()
+        trainer = DFlashTrainer(TargetStates(self.drafter.target), layer, settings)
+        ids_BS = torch.tensor([[*text, *[0] * settings.predicted]])
+        is_root_BS = torch.arange(ids_BS.shape[1])[None] == len(text) - 1
+        with layer.norm.register_forward_hook(lambda _, __, out: rows.append(out)), torch.no_grad():
+            trainer(ids_BS, ids_BS, priority=is_root_BS.float())
+        head = self.drafter.target.lm_head if layer.lm_head is None else layer.lm_head
+        return head(rows[0][len(drafted)])
+
+
+CASES = {"glide": GlideCase} | dict.fromkeys(EAGLE3, Eagle3Case) | dict.fromkeys(DFLASH, DFlashCase)
+
+
+@pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
-    return GlideCase(tmp_path) if request.param == "glide" else Eagle3Case(request.param)
+    return GlideCase(tmp_path) if request.param == "glide" else CASES[request.param](request.param)
 
 
 def draft_input_of(case: Any, texts: list[list[int]]) -> DraftInput:
@@ -146,7 +189,7 @@ def begin(case: Any, prompts: list[list[int]]) -> None:
 @pytest.mark.parametrize(("shape", "rows"), [((1,) * 4, ROWS[:1]), ((3, 5, 4), ROWS)])
 def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) -> None:
     """Every node at depth d equals the training forward over its own path with lag d + 1 (GLIDE), or step d of the chain from
-    the root's slot along its path (EAGLE-3), through windows and rejections.
+    the root's slot along its path (EAGLE-3), or slot d + 1 of the root's block (DFlash), through windows and rejections.
 
     Three rounds: after the first, rows keep nothing, a part, or a whole path, and one row leaves after the second.
     """

@@ -21,7 +21,7 @@ def offloaded(target, folder: Path, placed: dict[str, str]):
     ).eval()
 
 
-@pytest.mark.parametrize(("method", "family"), list(zip(METHODS, (Qwen2Config, LlamaConfig), strict=True)))
+@pytest.mark.parametrize(("method", "family"), list(zip(METHODS, (Qwen2Config, LlamaConfig, Qwen2Config), strict=True)))
 def test_chains_and_trees_are_those_of_the_target_held_whole(family: type, method: str, tmp_path: Path) -> None:
     target = make_target(4, family, num_hidden_layers=3)
     layers = {f"model.layers.{number}": place for number, place in enumerate(("disk", "cpu", "disk"))}

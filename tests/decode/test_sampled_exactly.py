@@ -9,7 +9,7 @@ from longspec.decode.lookup import WithLookup
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import NOTHING, DraftToTarget, TreeBuilder
-from tests.decode.models import SMALL, make_drafter, make_target
+from tests.decode.models import DEPTHS, SMALL, make_drafter, make_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -22,8 +22,7 @@ SAID = (0, 2, 3, 5, 6, 9)  # a draft vocabulary
 
 def make_pair(method: str = "glide", ids: tuple[int, ...] | None = None):
     """A target over ten tokens whose law depends on what came before, and an unlike draft."""
-    layers = {"num_hidden_layers": 3} if method == "eagle3" else {}
-    target = make_target(5, **SMALL | layers, num_key_value_heads=1)
+    target = make_target(5, **SMALL | DEPTHS[method], num_key_value_heads=1)
     return target, make_drafter(method, target, 4, ids, 0.5)
 
 
@@ -75,14 +74,21 @@ def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> 
 
 @pytest.mark.parametrize(
     ("method", "ids", "shape", "warp"),
-    [("glide", SAID, CHAIN, "plain"), ("eagle3", SAID, CHAIN, "warped"), ("eagle3", None, TREE, "plain")],
+    [
+        ("glide", SAID, CHAIN, "plain"),
+        ("eagle3", SAID, CHAIN, "warped"),
+        ("eagle3", None, TREE, "plain"),
+        ("dflash", SAID, CHAIN, "plain"),
+        ("dflash", None, CHAIN, "warped"),
+        ("dflash", None, TREE, "plain"),
+    ],
 )
 def test_they_have_it_with_a_draft_vocabulary(method: str, ids, shape, warp: str) -> None:
     """Other tokens come too: the draft says them with probability 0."""
     assert drawn_p_value(shape, WARPS[warp], method, ids) > LEVEL
 
 
-@pytest.mark.parametrize(("method", "shape"), [("glide", TREE), ("eagle3", (2,))])
+@pytest.mark.parametrize(("method", "shape"), [("glide", TREE), ("eagle3", (2,)), ("dflash", (2,))])
 def test_they_have_it_with_tokens_of_prompt_lookup(method: str, shape, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copied behind a single token, so that most rows have some."""
     monkeypatch.setattr(lookup, "SHORTEST", 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MistralConfig, Qwen2Config
+from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.lookup import LookupDrafter, WithLookup
@@ -20,7 +20,7 @@ NEW, SECONDS = 40, 60.0
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-SHAPE_OF = {Qwen2Config: {}, MistralConfig: {"sliding_window": 9}}
+SHAPE_OF = {Qwen2Config: {}, MistralConfig: {"sliding_window": 9}, LlamaConfig: {}}
 
 
 def decoded(target: Any, drafter: Any, **settings: Any) -> list[list[int]]:
@@ -39,7 +39,7 @@ def state(target: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("method", "shape"), [("glide", 4), ("eagle3", DEFAULT_SHAPE)])
+@pytest.mark.parametrize(("method", "shape"), [("glide", 4), ("eagle3", DEFAULT_SHAPE), ("dflash", 4)])
 def test_nothing_on_the_target_changes(shape: Any, method: str) -> None:
     target = make_target(1, **DEPTHS[method])
     target.model.layers[0].register_forward_hook(lambda *_: None)

@@ -20,6 +20,7 @@ from tests.decode.models import (
     Itself,
     Oracle,
     generated,
+    make_dflash,
     make_drafter,
     make_eagle3,
     make_target,
@@ -55,6 +56,18 @@ EAGLE3 = [  # families with options of the draft, which change no text
 @pytest.mark.parametrize(("family", "shape", "options", "shape_of_target"), EAGLE3)
 def test_tokens_of_eagle3_are_those_of_generate(family: type, shape, options: dict, shape_of_target: dict) -> None:
     check_greedy(family, DEPTHS["eagle3"] | shape_of_target, shape, lambda target: make_eagle3(target, **options))
+
+
+DFLASH = [  # families with options of the draft, which change no text
+    (Qwen3Config, CHAIN, {}, {"max_position_embeddings": 76}),
+    (LlamaConfig, DEFAULT_SHAPE, {"window": WINDOW, "tied_k_norm": False}, {}),
+    (MistralConfig, 9, {"ids": tuple(range(0, 61, 2))}, {"sliding_window": 9}),  # longer than a block
+]
+
+
+@pytest.mark.parametrize(("family", "shape", "options", "shape_of_target"), DFLASH)
+def test_tokens_of_dflash_are_those_of_generate(family: type, shape, options: dict, shape_of_target: dict) -> None:
+    check_greedy(family, DEPTHS["dflash"] | shape_of_target, shape, lambda target: make_dflash(target, **options))
 
 
 def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
@@ -124,7 +137,7 @@ def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
     draft = Oracle([prompt + text for prompt, text in zip(prompts, alone, strict=True)])
     propose = draft.propose
     draft.propose = lambda draft_input, *rest: batches.append(len(draft_input.texts)) or propose(draft_input, *rest)
-    for proposes in (*(make_drafter(method, target) for method in METHODS), make_eagle3(target), draft):
+    for proposes in (*(make_drafter(method, target) for method in METHODS), make_eagle3(target), make_dflash(target), draft):
         decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3)
         assert [row.ids for row in decoded.rows] == expected
     assert batches == sorted(batches, reverse=True)
@@ -211,7 +224,7 @@ def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: fl
     assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
 
 
-@pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3")])
+@pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3"), (torch.float32, "dflash")])
 def test_in_lower_precision_every_difference_is_a_near_tie(dtype: torch.dtype, method: str) -> None:
     """Of the target's own logits: closer than so many roundings of the dtype, at the size of the largest logit.
 

@@ -50,7 +50,7 @@ def decoded(model, drafter, **options):
     return [(row.ids, row.accepted) for row in speculate(model, drafter, PROMPTS, max_new_tokens=LENGTH, **options).rows]
 
 
-@pytest.mark.parametrize(("method", "shape", "drawn"), [("glide", 3, True), ("eagle3", (2, 3), False)])
+@pytest.mark.parametrize(("method", "shape", "drawn"), [("glide", 3, True), ("eagle3", (2, 3), False), ("dflash", 3, False)])
 def test_chains_and_trees_are_those_of_the_target_held_whole(method: str, shape: Any, drawn: bool) -> None:
     """Of drawn tokens, and of a row that leaves before the other."""
     target, drafter, parted, own = pair(method)

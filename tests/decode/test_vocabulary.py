@@ -24,7 +24,9 @@ from tests.targets import VOCABULARY
 SAID, NEW = (0, 2, 7, 11, 30, 44, 45, 60), 40
 
 
-@pytest.mark.parametrize(("method", "shape", "temperature"), [("glide", DEFAULT_SHAPE, 0.0), ("eagle3", 4, 1.0)])
+@pytest.mark.parametrize(
+    ("method", "shape", "temperature"), [("glide", DEFAULT_SHAPE, 0.0), ("eagle3", 4, 1.0), ("dflash", 4, 1.0)]
+)
 def test_what_is_proposed_lies_in_the_vocabulary(
     method: str, shape: Any, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,9 @@ pytestmark = pytest.mark.slow  # half a minute and more as a whole
 COPIED = 6
 
 
-@pytest.mark.parametrize(("method", "family", "shape"), [("glide", Qwen2Config, 2), ("eagle3", LlamaConfig, (2, 4))])
+@pytest.mark.parametrize(
+    ("method", "family", "shape"), [("glide", Qwen2Config, 2), ("eagle3", LlamaConfig, (2, 4)), ("dflash", LlamaConfig, 4)]
+)
 def test_tokens_are_those_of_generate(family: type, shape, method: str) -> None:
     """float64; rows that copy differently much, alone and in one batch."""
     check_greedy(family, DEPTHS[method], shape, lambda target: WithLookup(make_drafter(method, target), COPIED))

@@ -14,7 +14,7 @@ from longspec.atomic_files import describe_files, files_below, read_json, write_
 from longspec.config import compose, load, to_yaml
 from longspec.config.schema import Recipe
 from longspec.draft.hub_upload import files_to_push, model_card
-from longspec.methods.eagle3.weights import draft_settings
+from longspec.methods.eagle3.method import METHOD
 from tests.draft.conftest import Verb
 from tests.draft.eagle3_drafts import SHAPE, make_draft
 from tests.targets import LLAMA3
@@ -121,8 +121,8 @@ def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Call
 
 def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    with pytest.raises(SystemExit, match=r"--layout: gguf: .*drafts of 'eagle3' have no such layout; it has speculators"):
-        export(verb, folder, "gguf")
+    with pytest.raises(SystemExit, match=r"--layout: onnx: .*have no such layout; it has gguf, speculators"):
+        export(verb, folder, "onnx")
     write_text(tmp_path / "exported/mine.txt", "mine")
     with pytest.raises(SystemExit, match=r"--out: .*exported: is there already; give another name, or remove it"):
         export(verb, folder)
@@ -152,7 +152,7 @@ def test_the_final_folder_is_the_draft_with_its_tokenizer_and_origin(verb: Verb,
     added = {"tokenizer.json", "training_config.yaml", "provenance.json"}
     assert set(files_to_push(folder)) == set(files_below(tmp_path / "draft")) | added
     assert {"model.safetensors", "config.json", "custom_generate/generate.py"} <= set(files_below(tmp_path / "draft"))
-    assert draft_settings(folder) == draft_settings(tmp_path / "draft")
+    assert METHOD.stored_settings(folder) == METHOD.stored_settings(tmp_path / "draft")
     assert load(tmp_path / "base/recipe.yaml", Recipe).method.name == "eagle3"
     assert load_file(export(verb, folder) / "model.safetensors").keys() == {n for n in THEIRS if "fc_norm" not in n}
 

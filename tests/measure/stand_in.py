@@ -1,4 +1,4 @@
-"""An interpreter that answers as longspec.measure.engines.vllm does, without vLLM: the prompt alone decides a text.
+"""An interpreter that answers as longspec.measure.engines do, without their engines: the prompt alone decides a text.
 
 What it is asked, and after how many answers it is to end itself, stands in the folder that STAND_IN names.
 """
@@ -20,11 +20,14 @@ def text_of(prompt: list[int], count: int) -> list[int]:
 
 def main() -> None:
     folder = Path(os.environ["STAND_IN"])
-    assert sys.argv[1:3] == ["-m", "longspec.measure.engines.vllm"]
+    assert sys.argv[1] == "-m"
+    assert sys.argv[2] in ("longspec.measure.engines.vllm", "longspec.measure.engines.llama_cpp")
     if sys.argv[3] == "--versions":
         print(json.dumps(VERSIONS))
         return
     job = read_job(Path(sys.argv[3]))
+    if Path(job.model).is_file():
+        (folder / "model.json").write_text(json.dumps([job.model, Path(job.model).read_bytes()[:4].decode()]))
     left = json.loads((folder / "ends_after").read_text()) if (folder / "ends_after").exists() else 10**9
     with (folder / "asked.jsonl").open("a") as asked:
         for request in job.requests:

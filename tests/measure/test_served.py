@@ -14,8 +14,10 @@ import pytest
 import torch
 
 from longspec.decode.texts import Stops, Texts
+from longspec.engines import ENGINES, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
+from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, judge
@@ -31,6 +33,7 @@ __all__ = ["arguments", "folder"]  # fixtures
 JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3, 0.0, 0, [0])])
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
+ENGINE = ENGINES[VLLM]
 
 
 def answer(tokens: list[int], steps: list[int], accepted: int, by_place: list[int], **more: Any) -> Answer:
@@ -103,7 +106,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer("", target, "ngram", None, 1, Words(), [0], 0)
+    return ServedMeasurer(ENGINE, "", target, Loaded("target", "ngram", None), 1, Words(), [0], 0)
 
 
 class Words:
@@ -115,9 +118,9 @@ class Words:
 
 def test_counters_that_the_steps_contradict_are_refused() -> None:
     prompt = Prompt("short", 5, 0, [1], 6)
-    check_counters(prompt, answer([1], [1], 0, []), [0, 0])
-    with pytest.raises(ValueError, match=r"short, prompt 5: .*_per_pos grew by \[2, 1\], its steps give \[2, 0\]"):
-        check_counters(prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
+    check_counters(ENGINE, prompt, answer([1], [1], 0, []), [0, 0])
+    with pytest.raises(ValueError, match=r"short, prompt 5: vLLM counted \[2, 1\] kept drafts by position, its steps give"):
+        check_counters(ENGINE, prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
 
 
 @pytest.mark.parametrize(
@@ -164,6 +167,43 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     assert {line["tokens_compared"] for line in lines if line["temperature"] > 0} == {0}
 
 
+def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, python: Path, tmp_path: Path) -> None:
+    """The target, written in its layout, or a file of a user in its place."""
+    by_llama_cpp = CHAINS | {"engine": "llama.cpp", "temperatures": [0]}
+    call = [*arguments("lookup", "l.jsonl", **by_llama_cpp), "--serve-python", str(python)]
+    assert {line["engine"] for line in told(evaluate(call))} == {"llama.cpp"}
+    model, magic = json.loads((tmp_path / "model.json").read_text())
+    assert (Path(model).name, magic, Path(model).exists()) == ("target.gguf", "GGUF", False)
+    assert {method for method, *_ in asked(tmp_path)} == {None, "ngram-simple"}
+    (given := tmp_path / "mine.gguf").write_bytes(b"GGUF")
+    evaluate([*call, "--served-target", str(given)])
+    assert json.loads((tmp_path / "model.json").read_text())[0] == str(given)
+    with pytest.raises(ValueError, match=r"--served-draft: none\.gguf: no such file or folder; correct the path"):
+        evaluate([*call, "--served-draft", "none.gguf"])
+    with pytest.raises(
+        ValueError, match=r"--served-target: \S*mine\.gguf: is for other engines; evaluation\.engine is longspec"
+    ):
+        evaluate([*arguments("lookup", "o.jsonl", shapes=[2]), "--served-target", str(given)])
+    with pytest.raises(ValueError, match=r"llama\.cpp: loads no glide drafts; set evaluation\.engine: longspec or .*: vllm"):
+        evaluate([*arguments("untrained", "u.jsonl", **by_llama_cpp), "--serve-python", str(python)])
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: 0\.7: text sampled by llama\.cpp is not measured here"):
+        evaluate([*arguments("lookup", "s.jsonl", **CHAINS | {"engine": "llama.cpp"}), "--serve-python", str(python)])
+
+
+def test_an_engine_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole lines are handed on before."""
+    monkeypatch.setattr(served, "LONGEST_SILENCE", 0.2)
+    reading, writing = os.pipe()
+    os.write(writing, b'one\ntwo\n{"torn')
+    lines = served._lines(reading, "python -m engine")
+    assert [next(lines), next(lines)] == [b"one", b"two"]
+    with pytest.raises(ValueError, match=r"^python -m engine: answer 3 did not come in 0\.2 seconds; it hangs, and was ended$"):
+        next(lines)
+    os.close(writing)
+    assert list(served._lines(reading, "")) == []
+    os.close(reading)
+
+
 def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> None:
     """And our own lines say nothing of an engine."""
     ours = told(evaluate(arguments("lookup", "ours.jsonl", shapes=[2], repeats=1)))
@@ -190,12 +230,12 @@ def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monke
 
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
-    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/\.stamp` makes an environment with vLLM"
+    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/vllm/\.stamp` makes an environment"
     with pytest.raises(ValueError, match=told):
-        check_interpreter("none/python")
+        check_interpreter("none/python", ENGINE)
     with pytest.raises(ValueError, match=told):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
-    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/\.stamp` makes"):
+    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/vllm/\.stamp`"):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", sys.executable])
 
 
@@ -222,12 +262,12 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
 def test_trees_and_drafts_that_vllm_does_not_load_are_refused(
     arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settings, "VLLM_METHOD", None)
+    monkeypatch.setattr(settings, "SERVED", {})
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
         verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
-    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm"):
+    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm, llama"):
         parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)
-    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: no engine loads glide drafts; set evaluation\.engine: lo"):
+    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: loads no glide drafts; set evaluation\.engine: longspec"):
         evaluate([*arguments("untrained", "v.jsonl", **CHAINS), "--serve-python", str(python)])
 
 
@@ -251,7 +291,7 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     monkeypatch.setenv(V2, "1")
     monkeypatch.delenv(V2)
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/\.stamp`"):
+    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/vllm"):
         vllm.load(sampled)
     with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: .*the plugin longspec-vllm alone; `make"):
         vllm.load(replace(JOB, method="draft_model"))

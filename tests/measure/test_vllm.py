@@ -6,10 +6,8 @@ are the same; the bars leave room for processors on which a near-tie does.
 """
 
 import argparse
-import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,44 +18,15 @@ from longspec.atomic_files import describe_files, read_json, write_json, write_t
 from longspec.cli import serve as serve_verb
 from longspec.config import yaml_files
 from longspec.measure import evaluate as verb
+from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe
 
-ROOT = Path(__file__).parents[2]
 # `make test-serve` makes both, and says why where it cannot.
-NEEDED = (".venv-serve/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
+NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
 MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
-PYTHON = ROOT / ".venv-serve/bin/python"
-RUN = ROOT / "results/demo-eagle3/ttt"
-DRAFT = RUN / "final_draft"
-CHAIN = 3
+PYTHON = ROOT / ".venv-serve/vllm/bin/python"
 # A small window and a small RoPE base, of target and draft: in prompts of 64 tokens another one is then seen.
 WINDOW, BASE = 8, 100.0
-Line = dict[str, Any]
-
-
-@dataclass
-class Measured:
-    """A target and its draft as files, and how an evaluation is called with them."""
-
-    target: Path  # its manifest
-    draft: Path
-    recipe: Path
-    prompts: int
-    out: Path
-
-    def options(self, *more: str) -> Any:
-        tasks = {"short": {"data": "stdlib", "context": [64, 64]}}
-        settings = {"prompts": self.prompts, "new_tokens": 64, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
-        arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
-        arguments += ["--raw", "stdlib=data/raw/stdlib/manifest.json", "--drafter", "final", "--draft", str(self.draft)]
-        (vocabulary,) = RUN.glob("draft_vocabulary_*.json")
-        arguments += ["--recipe", str(self.recipe), "--vocabulary", str(vocabulary), "--out", str(self.out), *more]
-        return verb.read_arguments(arguments)
-
-    def lines(self, *more: str) -> list[Line]:
-        """The lines of an evaluation."""
-        verb.evaluate(self.options(*more))
-        return list(jsonl.read(self.out))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -66,26 +35,6 @@ def _in_the_repository() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
         yield
-
-
-def last_recipe() -> Path:
-    return RUN / str(read_json(DRAFT / "config.json")["stage"]) / "recipe.yaml"
-
-
-def acceptance(rounds: list[list[int]]) -> float:
-    """Tokens a round, the target's own included."""
-    return 1 + sum(map(sum, rounds)) / sum(map(len, rounds))
-
-
-def is_as_ours(rounds: list[list[int]], ours: list[Line]) -> bool:
-    """The acceptance within 2 %, and the rounds themselves the same in nine of ten texts.
-
-    The sum alone is no bar for a fault that costs as often as it helps: a RoPE base left out moves it by 1 %.
-    """
-    own = [line["accepted"] for line in ours]
-    equal = sum(found == known for found, known in zip(rounds, own, strict=True))
-    print(f"acceptance {acceptance(rounds):.4f}, ours {acceptance(own):.4f}; the same rounds in {equal} of {len(own)} texts")
-    return abs(acceptance(rounds) / acceptance(own) - 1) <= 0.02 and equal >= 0.9 * len(own)
 
 
 def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:

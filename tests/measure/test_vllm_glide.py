@@ -32,10 +32,10 @@ from tests.measure.vllm_glide import Job, Pass
 from tests.targets import last_states
 
 ROOT = Path(__file__).parents[2]
-NEEDED = (".venv-serve/.stamp", "results/demo/sinkpi-slicing/final_draft/provenance.json")
+NEEDED = (".venv-serve/vllm/.stamp", "results/demo/sinkpi-slicing/final_draft/provenance.json")
 MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
-PYTHON, PROGRAM = ROOT / ".venv-serve/bin/python", Path(__file__).with_name("vllm_glide.py")
+PYTHON, PROGRAM = ROOT / ".venv-serve/vllm/bin/python", Path(__file__).with_name("vllm_glide.py")
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "results/demo/sinkpi-slicing/final_draft"
 CLOSE = 1e-4
 SHAPES: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""EAGLE-3 beside a target of every family: its states, a draft that is trained and loaded, and what it decodes.
+"""EAGLE-3 and DFlash beside a target of every family: its states, drafts that are trained and loaded, and what they decode.
 
 Shapes: B rows, S tokens, H hidden width.
 """
@@ -8,20 +8,21 @@ from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from longspec import methods
 from longspec.atomic_files import read_json
 from longspec.decode.generate import load_drafter
 from longspec.decode.speculate import speculate
 from longspec.draft.folder import draft_config, write_draft
 from longspec.families import FAMILIES
-from longspec.methods.eagle3 import settings as eagle3
-from longspec.methods.eagle3.layer import layer_config
-from longspec.methods.eagle3.method import METHOD
+from longspec.methods.dflash import settings as dflash
 from longspec.methods.eagle3.settings import Settings
+from longspec.methods.layer_config import layer_config
 from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target
@@ -113,10 +114,12 @@ def test_sinks_are_in_the_softmax_of_every_backend(
 def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
     """A fresh draft after some steps on packed rows of these texts, each two documents.
 
-    What the target's own loss is tells that its logits are its head's, and nothing after it.
+    What the target's own loss is tells that its logits are its head's, and nothing after it; of blocks it is another mean.
     """
-    made = METHOD.trainer(states, eagle3.of(recipe), None)
-    torch.testing.assert_close(made(texts, texts).llm_loss, target(texts, labels=texts).loss.detach(), rtol=1e-4, atol=0)
+    method, settings = methods.method_of(recipe)
+    made = method.trainer(states, settings, None)
+    if method.name == "eagle3":
+        torch.testing.assert_close(made(texts, texts).llm_loss, target(texts, labels=texts).loss.detach(), rtol=1e-4, atol=0)
     optimizer = torch.optim.Adam(made.draft_model.parameters(), lr=3e-3)
     half = texts.shape[1] // 2
     documents = {
@@ -134,9 +137,24 @@ def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
     return made
 
 
-def test_what_is_trained_decodes_the_targets_own_text(path: str, tmp_path: Path) -> None:
+def block_recipe() -> Any:
+    """Of a DFlash draft of the same layers, but for the first one, which it cannot read."""
+    recipe = recipe_of()
+    recipe.method = OmegaConf.structured(dflash.Method(layers=list(LAYERS[1:]), depth=2, block_size=5))
+    recipe.draft = OmegaConf.structured(dflash.Draft(anchors=NEW))
+    return recipe
+
+
+@pytest.mark.parametrize(
+    ("method", "model_type", "gate"),
+    [("eagle3", "llama", "midlayer.mlp.gate_proj.weight"), ("dflash", "qwen3", "layers.1.mlp.gate_proj.weight")],
+)
+def test_what_is_trained_decodes_the_targets_own_text(
+    path: str, method: str, model_type: str, gate: str, tmp_path: Path
+) -> None:
     """Chains and trees, prompts on both sides of a target's window, against transformers' generate."""
-    target, recipe = own(path), recipe_of(layers=list(LAYERS), vocabulary=None)
+    recipe = block_recipe() if method == "dflash" else recipe_of(layers=list(LAYERS), vocabulary=None)
+    target = own(path)
     recipe.model.family = target.config.model_type
     prompts = [torch.randint(3, VOCABULARY, (length,)).tolist() for length in (2, 5, 30)]
     settings: Any = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
@@ -144,12 +162,13 @@ def test_what_is_trained_decodes_the_targets_own_text(path: str, tmp_path: Path)
         wanted = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
     texts = torch.tensor([text[-NEW:] for text in wanted])
     state, folder = train(states_of(path), target, texts, recipe).draft_model.state_dict(), tmp_path / "draft"
-    write_draft(folder, METHOD.published(state, eagle3.of(recipe)), draft_config(path, recipe))
+    made, settings_of_draft = methods.method_of(recipe)
+    write_draft(folder, made.published(state, settings_of_draft), draft_config(path, recipe))
     content = read_json(folder / "config.json")
-    assert (content["model_type"], content["target"]["model_type"]) == ("llama", target.config.model_type)
+    assert (content["model_type"], content["target"]["model_type"]) == (model_type, target.config.model_type)
     width = 6 * 32 if target.config.model_type == "gpt_oss" else 48
     assert content["intermediate_size"] == width
-    assert load_file(folder / "model.safetensors")["midlayer.mlp.gate_proj.weight"].shape == (width, 32)
+    assert load_file(folder / "model.safetensors")[gate].shape == (width, 32)
     evaluated = load_target(path, AutoConfig.from_pretrained(path), torch.float32)  # as the evaluation loads it
     drafter, accepted = load_drafter(evaluated, folder), 0
     for shape in (3, (3, 4, 2)):

@@ -23,11 +23,6 @@ from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.eagle3.weights import (
-    check_draft_state,
-    draft_settings,
-    published_layout,
-)
 from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, make_draft, random_state, recipe_of
 from tests.targets import LLAMA3, YARN
 
@@ -95,10 +90,10 @@ def test_a_draft_of_all_tokens_has_no_tensors_of_a_vocabulary(make: Make) -> Non
     folder = make(vocabulary=None)
     assert not load_file(folder / "model.safetensors").keys() & {"d2t", "t2d"}
     assert read_json(folder / "config.json")["draft_vocab_size"] == 97
-    settings = draft_settings(folder)
+    settings = METHOD.stored_settings(folder)
     assert (settings.vocabulary, settings.ids) == (None, None)
     METHOD.load(fresh(settings), folder, TARGET, settings)
-    assert published_layout({}, Settings(vocabulary=3, ids=(0, 1, 2), target_vocabulary=3)) == {}
+    assert METHOD.published({}, Settings(vocabulary=3, ids=(0, 1, 2), target_vocabulary=3)) == {}
 
 
 def test_transformers_reads_the_configuration_as_a_llama(make: Make) -> None:
@@ -156,7 +151,7 @@ def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str,
 
 def test_settings_and_weights_come_back(make: Make) -> None:
     folder = make(sliding_window=64, fc_norm=True, norm_output=True)
-    settings = draft_settings(folder)
+    settings = METHOD.stored_settings(folder)
     expected = Settings(
         layers=(2, 4, 6),
         vocabulary=8,
@@ -196,7 +191,7 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
 )
 def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> None:
     folder = make()
-    settings = draft_settings(folder)
+    settings = METHOD.stored_settings(folder)
     layer = fresh(settings)
     edit_weights(folder, change)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
@@ -213,10 +208,10 @@ def test_another_vocabulary_is_named_with_both_tokens(make: Make) -> None:
         METHOD.load(fresh(other), folder, TARGET, other)
     with torch.device("meta"):
         planned = fresh(other)
-    check_draft_state(planned, load_file(folder / "model.safetensors"), "file")  # holds no numbers to compare
+    METHOD.check_state(planned, load_file(folder / "model.safetensors"), "file")  # holds no numbers to compare
     edit_weights(folder, lambda tensors: (tensors.pop("d2t"), tensors.pop("t2d")))
     with pytest.raises(ValueError, match=r"model\.safetensors: d2t: is missing, must be torch\.int64 \[8\]"):
-        check_draft_state(fresh(other), load_file(folder / "model.safetensors"), folder / "model.safetensors")
+        METHOD.check_state(fresh(other), load_file(folder / "model.safetensors"), folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -231,7 +226,7 @@ def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any
     folder = make()
     edit_weights(folder, change)
     with pytest.raises(ValueError, match=f"^{folder / 'model.safetensors'}: {message}"):
-        draft_settings(folder)
+        METHOD.stored_settings(folder)
 
 
 @pytest.mark.parametrize(
@@ -249,23 +244,23 @@ def test_strange_settings_are_refused(make: Make, fields: dict[str, Any], messag
     folder = make()
     edit(folder, **fields)
     with pytest.raises(ValueError, match=f"^{folder / 'config.json'}: {message}"):
-        draft_settings(folder)
+        METHOD.stored_settings(folder)
 
 
 def test_a_configuration_that_is_none_is_refused(make: Make) -> None:
     folder = make()
-    settings = draft_settings(folder)
+    settings = METHOD.stored_settings(folder)
     whole = (folder / "config.json").read_text()
     (folder / "config.json").write_text(whole[:100])
-    for read in (draft_settings, lambda path: METHOD.load(fresh(settings), path, TARGET, settings)):
+    for read in (METHOD.stored_settings, lambda path: METHOD.load(fresh(settings), path, TARGET, settings)):
         with pytest.raises(ValueError, match=r"config\.json: line \d+: not valid JSON"):
             read(folder)
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=f"^{folder}: has no config.json of a draft beside it"):
-        draft_settings(folder)
+        METHOD.stored_settings(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # a target's, say
     with pytest.raises(ValueError, match=f"^{folder}: has no config.json of a draft beside it"):
-        draft_settings(folder)
+        METHOD.stored_settings(folder)
 
 
 def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) -> None:

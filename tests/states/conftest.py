@@ -9,7 +9,7 @@ from transformers import Qwen2Config
 from longspec import lease
 from tests.corpus import Corpus, sentences
 from tests.random_targets import any_target_path, seeded, target_path
-from tests.states.stored import EAGLE3_OFFLINE, GLIDE_OFFLINE, Stored, save_target, save_vocabulary
+from tests.states.stored import DFLASH_OFFLINE, EAGLE3_OFFLINE, GLIDE_OFFLINE, Stored, save_target, save_vocabulary
 from tests.train.test_held_out_estimate import make_packed
 
 __all__ = ["any_target_path", "seeded", "target_path"]
@@ -26,6 +26,9 @@ class Sources:
 
     def glide(self, folder: Path, *overrides: str) -> Stored:
         return Stored(folder, [*GLIDE_OFFLINE, *overrides], self.target, self.data)
+
+    def dflash(self, folder: Path, *overrides: str) -> Stored:
+        return Stored(folder, [*DFLASH_OFFLINE, *overrides], self.target, self.data, self.vocabulary)
 
     def eagle3(self, folder: Path, *overrides: str) -> Stored:
         return Stored(folder, [*EAGLE3_OFFLINE, *overrides], self.target, self.data, self.vocabulary)

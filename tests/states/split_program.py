@@ -14,6 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from longspec.config import Runtime
 from longspec.distributed import end_at_once, find_ranks
+from longspec.methods.dflash import method as dflash_method
+from longspec.methods.dflash import settings as dflash
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.attach import attach
@@ -43,6 +45,8 @@ def drafts(path: str, states: TargetStates) -> dict[str, Any]:
     vocabulary = {"vocabulary": 5, "ids": (0, 2, 3, 7, 9), "target_vocabulary": states.config.vocab_size}
     settings = Settings(layers=(0, 1, 2), steps=3, **vocabulary)
     found["eagle3"] = METHOD.trainer(states, settings, None)
+    blocks = dflash.Settings(layers=(1, 2), depth=2, block_size=4, **vocabulary)
+    found["dflash"] = dflash_method.METHOD.trainer(states, blocks, None)
     return found
 
 

@@ -17,11 +17,12 @@ from longspec.states.build import build
 from longspec.states.compute import Computation, StatesJob, open_job
 from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
 from longspec.states.stored_states import merge, rows_of_shard
-from tests.jobs import EAGLE3, RECIPE
+from tests.jobs import DFLASH, EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)
 GLIDE_OFFLINE = [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"]
 EAGLE3_OFFLINE = [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"]
+DFLASH_OFFLINE = [*DFLASH, "recipe.states.source=offline", "recipe.method.layers=[1,2]"]
 
 
 @cache

@@ -32,12 +32,12 @@ TARGETS: dict[str, PretrainedConfig] = {
     "qwen2": Qwen2Config(**SHAPE, tie_word_embeddings=True),
     "llama": LlamaConfig(**SHAPE, tie_word_embeddings=False),
 }
-DRAFTS = ("glide soft", "glide hard", "eagle3")
+DRAFTS = ("glide soft", "glide hard", "eagle3", "dflash")
 
 
 @pytest.mark.slow
 def test_every_rank_trains_on_its_own_rows_as_beside_a_whole_target(root: Path, tmp_path: Path) -> None:
-    """Both methods, labels of each kind, lags and positions with anchors, rows packed on every second rank, chunks, early ends.
+    """All methods, labels of each kind, lags and positions with anchors, rows packed on every second rank, chunks, early ends.
 
     In float64, but for the losses and their gradients, which are taken in float32.
     """

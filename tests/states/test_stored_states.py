@@ -23,11 +23,12 @@ from longspec.states.declaration import checked_config
 from longspec.states.forward import load_states
 from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
+from longspec.workflow.states import folder_name
 from tests.states.conftest import Sources
 from tests.states.stored import Stored
 
 ONE, CPU, FLOAT32 = Ranks(0, 0, 1), torch.device("cpu"), torch.float32
-MAKE: dict[str, Callable[..., Stored]] = {"glide": Sources.glide, "eagle3": Sources.eagle3}
+MAKE: dict[str, Callable[..., Stored]] = {"glide": Sources.glide, "eagle3": Sources.eagle3, "dflash": Sources.dflash}
 HARD = "recipe.draft.loss=hard"
 
 
@@ -72,7 +73,11 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
     return found
 
 
-@pytest.mark.parametrize("method", ["glide", "eagle3"])
+def declared(stored: Stored) -> dict[str, Any]:
+    return stored.job(stored.source()).declaration.plain()
+
+
+@pytest.mark.parametrize("method", MAKE)
 def test_float32_states_train_as_the_target_beside(tmp_path: Path, sources: Sources, method: str) -> None:
     """Bit by bit where forwards have the same rows, as with one row in each; else to 1e-6 of the loss."""
     for built in (1, 4):
@@ -106,7 +111,7 @@ def test_the_rounding_of_storage_moves_losses_little(
         assert 0 < float((found[-1] - wanted[-1]).norm() / wanted[-1].norm()) < gradient
 
 
-@pytest.mark.parametrize(("method", "tokens"), [("glide", 275), ("eagle3", 40)])
+@pytest.mark.parametrize(("method", "tokens"), [("glide", 275), ("eagle3", 40), ("dflash", 40)])
 def test_all_tokens_as_the_likeliest_ones_are_the_whole_distribution(
     tmp_path: Path, sources: Sources, method: str, tokens: int
 ) -> None:
@@ -121,6 +126,22 @@ def test_all_tokens_as_the_likeliest_ones_are_the_whole_distribution(
         assert less[0] < wanted[0]
 
 
+def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_path: Path, sources: Sources) -> None:
+    """In the same folder, of the layers that it reads and of another one; nothing is computed for it."""
+    float32, shared = "recipe.states.dtype=float32", "recipe.method.stored_layers=[0,1,2]"
+    for more in ([], ["recipe.states.top_k=9"]):
+        chain, block = (make(sources, tmp_path, float32, *more) for make in (Sources.eagle3, Sources.dflash))
+        block = block.like(tmp_path, shared)
+        assert declared(block) == declared(chain)
+        assert folder_name(block.config.recipe, "v") == folder_name(chain.config.recipe, "v")
+    chain, block = sources.eagle3(tmp_path, float32), sources.dflash(tmp_path, float32, shared)
+    chain.manifest()
+    for wanted, found in zip(results(block, online(block)), results(block, offline(block)), strict=True):
+        torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=0)
+        assert float((found[-1] - wanted[-1]).norm() / wanted[-1].norm()) < 1e-5
+    assert block.batches == 0
+
+
 def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources) -> None:
     stored = sources.glide(tmp_path, "recipe.states.dtype=float32", HARD)
     trainer = offline(stored)
@@ -131,7 +152,10 @@ def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources
         torch.testing.assert_close(same, gradient, rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize(("method", "more"), [("glide", []), ("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"])])
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [("glide", []), ("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"]), ("dflash", []), ("dflash", [HARD])],
+)
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources, method: str, more: list[str]) -> None:
     """With the final hidden states also where labels are hard, so that acceptance is measured."""
     stored = MAKE[method](sources, tmp_path, "recipe.states.dtype=float32", "runtime.held_out_rows=3", *more)
@@ -178,9 +202,6 @@ def test_states_that_are_read_ahead_are_the_same(tmp_path: Path, sources: Source
 
 def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     """A learning rate changes nothing; a dtype, a layer list, a loss, k, a temperature and a vocabulary what they touch."""
-
-    def declared(stored: Stored) -> dict[str, Any]:
-        return stored.job(stored.source()).declaration.plain()
 
     glide = sources.glide(tmp_path)
     rows = StoredRows.open(glide.manifest())

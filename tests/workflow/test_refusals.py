@@ -151,12 +151,12 @@ def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
 
 def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an interpreter that is not there, for a run whose drafts it would load."""
-    monkeypatch.setattr(methods.settings_of("glide"), "VLLM_METHOD", None)
+    monkeypatch.setattr(methods.settings_of("glide"), "SERVED", {})
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: vllm")
-    told = "config/workflow.yaml: evaluation.engine: vllm: no engine loads glide drafts; set evaluation.engine: longspec (run "
+    told = "config/workflow.yaml: evaluation.engine: vllm: loads no glide drafts; set evaluation.engine: longspec (run "
     with pytest.raises(ValueError, match=re.escape(told + "'demo', variant 'sinkpi-slicing')")):
         settings.plan()
-    told = r"config/workflow\.yaml: evaluation\.serve_python: \.venv-serve/bin/python: no such file; `make \.venv-serve"
+    told = r"config/workflow\.yaml: evaluation\.serve_python: \.venv-serve/vllm/bin/python: no such file; `make \.venv-serve"
     with pytest.raises(ValueError, match=told):
         settings.plan(runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
@@ -169,6 +169,28 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
     settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [3, [4, 16]]")
     with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 4-16: vLLM drafts chains alone; give a number of tokens"):
         settings.plan(runs=["demo-eagle3"])
+
+
+def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) -> None:
+    """With the recipe's key, before anything is trained: its drafts see all of a text."""
+    settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: llama.cpp")
+    told = "config/workflow.yaml: evaluation.engine: llama.cpp: loads no glide drafts; set evaluation.engine: longspec or eval"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan()
+    told = (
+        "config/workflow.yaml: evaluation.engine: llama.cpp: recipe.method.sliding_window: 512: drafts see all of a text in "
+        "llama.cpp, here 4160 tokens; keep to texts of 512 tokens (of an evaluation evaluation.tasks,"
+    )
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit("config/run/demo-eagle3.yaml", r"^    (long|cot): \{data.*\n", "")
+    with pytest.raises(
+        ValueError, match=r"serve_python: \.venv-serve/llama\.cpp/bin/python: no such file; `make \.venv-serve/ll"
+    ):
+        settings.plan(runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
+    section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
+    assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
 
 
 def test_a_precision_is_recorded_where_it_is_given_and_our_own_engine_is_not(settings: Settings) -> None:

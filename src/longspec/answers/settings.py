@@ -105,7 +105,9 @@ def _check_place(key: str, settings: Regenerate) -> None:
         )
     # A bare name may be found on the GPU nodes alone.
     if "/" in words[0] and shutil.which(words[0]) is None:
-        raise ValueError(f"{key}.server: {words[0]}: no such program; `make .venv-serve/.stamp` makes .venv-serve/bin/python")
+        raise ValueError(
+            f"{key}.server: {words[0]}: no such program; `make .venv-serve/vllm/.stamp` makes .venv-serve/vllm/bin/python"
+        )
 
 
 def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:

@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
-    served = methods.settings_of(options.method).VLLM_METHOD
+    served = methods.in_vllm(options.method)
     comment = "No engine loads this draft yet; transformers' generate and ours do."
-    if served:
-        by_itself = methods.vllm_folder(options.method, Path()) == Path()
-        comment = "vLLM and SGLang load this draft." if by_itself else "vLLM loads this draft, with the plugin in plugins/vllm."
+    if served is not None:
+        by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
+        comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
     told = {"target": options.target, "data": options.data, "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")

@@ -54,7 +54,7 @@ def plan(options: Namespace) -> int:
     if not trained:
         print("no stage is trained: all drafts stay as they are")
     method = run.says.method or default_method()
-    if methods.settings_of(method).VLLM_METHOD is None:
+    if methods.in_vllm(method) is None:
         print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
     print(f"{len(made)} files are made, by the rules {', '.join(dict.fromkeys(made.values()))}")
     return 0

@@ -23,6 +23,7 @@ from longspec import jsonl, methods
 from longspec.answers.server import PAST_PROXIES, started
 from longspec.atomic_files import read_json_object
 from longspec.cli.runs import plan_of
+from longspec.engines import ENGINES, VLLM
 from longspec.families import position_limit
 from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT, OF_METHOD
 from longspec.measure.lines import key_of, key_text
@@ -46,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", help="a run: a name of config/run/, or a file")
     parser.add_argument("--variant", help="default: the run's first")
     parser.add_argument("--port", type=int, help="default: one that is free")
-    parser.add_argument("--python", help="of vLLM's environment; default: evaluation.serve_python")
+    parser.add_argument("--python", help="of vLLM's environment; default: evaluation.serve_python, .venv-serve/vllm/bin/python")
     parser.add_argument("--minutes", type=float, default=30, help="in which vLLM must begin to answer; default: 30")
     parser.add_argument("--check", action="store_true", help="end after the ten prompts")
 
@@ -65,25 +66,26 @@ def run(options: argparse.Namespace) -> int:
     if not (draft / "config.json").is_file():
         raise ValueError(f"{draft}: there is no draft yet; make it first: longspec train {options.run}")
     config = read_json_object(draft / "config.json")
-    method = methods.settings_of(config["draft"]).VLLM_METHOD
-    if method is None:
+    served = methods.in_vllm(config["draft"])
+    if served is None:
         raise ValueError(f"{draft}: no engine loads {config['draft']} drafts; see it at work: longspec try {draft}")
-    folder = methods.vllm_folder(config["draft"], draft)
+    folder = served.folder(draft)
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     section = parse(plan.evaluation_of[name].section)
-    python = options.python or section.serve_python
-    check_interpreter(python)
+    engine = ENGINES[VLLM]
+    python = options.python or section.interpreter(engine)
+    check_interpreter(python, engine)
     target = Path(config["target_path"])
     greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
     setting = next(greedy, None)  # the first greedy chain that the evaluation measured
     prompts = first_prompts(plan, name, section, target)
     tokens = CHAIN if setting is None else setting.depth
     more = [*_on_this_machine(target, prompts), *options.more]
-    speculative = json.dumps({"method": method, "model": str(folder), "num_speculative_tokens": tokens})
+    speculative = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens})
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]
     command = shlex.join([*words, "--speculative-config", speculative, *more])
-    for variable, value in OF_METHOD.get(method, {}).items():
+    for variable, value in OF_METHOD.get(served.kind, {}).items():
         os.environ.setdefault(variable, value)
     log = Path(f"logs/serve/{name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)

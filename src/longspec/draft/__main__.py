@@ -15,6 +15,7 @@ from longspec.atomic_files import (
     files_below,
     new_folder,
     read_json,
+    read_json_object,
     write_json,
 )
 from longspec.distributed import log
@@ -109,16 +110,21 @@ def final(options: argparse.Namespace) -> None:
             content[IMPORTED] = read_json(options.imported)[IMPORTED]
         files = describe_files(beside, files_below(beside))
         write_json(beside / "provenance.json", content | {"files": files})
-        if methods.vllm_folder(method_of_draft(beside), beside) != beside:
-            write_layout(beside, methods.VLLM_LAYOUT)
+        served = methods.in_vllm(method_of_draft(beside))
+        if served is not None and served.layout is not None:
+            write_layout(beside, served.layout)
     log(f"{options.out}: {', '.join(files_below(options.out))}")
 
 
 def export(options: argparse.Namespace) -> None:
-    """Write a draft folder in another program's layout. What engines load as it is needs none: it is the folder itself."""
+    """Write a draft folder in another program's layout, and its target if asked. What vLLM loads as it is needs none."""
     from longspec.draft.layouts import write_layout
+    from longspec.target.layouts import write_target
 
-    write_layout(options.folder, options.layout, options.out)
+    write_layout(options.folder, options.layout, options.out, options.dtype, options.context)
+    if options.target is not None:
+        target = Path(read_json_object(options.folder / "config.json")["target_path"])
+        write_target(target, options.layout, options.target, options.dtype)
 
 
 def push(options: argparse.Namespace) -> None:
@@ -161,9 +167,12 @@ def main() -> None:
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = add_verb(verbs, "export", str(export.__doc__), run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
-    verb.add_argument("--layout", required=True, help="speculators or vllm, as the draft's method has them")
+    verb.add_argument("--layout", required=True, help="speculators, vllm or gguf, as the draft's method has them")
     where = "the folder to make, which must not be there; default, for layouts without weights of their own: {folder}/{layout}"
     verb.add_argument("--out", type=Path, help=where)
+    verb.add_argument("--dtype", help="of weights that are written anew; gguf: f32, f16, bf16 or q8_0; default: the target's")
+    verb.add_argument("--context", type=int, help="tokens of the longest text; a window of as many or more is written as none")
+    verb.add_argument("--target", type=Path, help="where to write the draft's target in this layout too")
     verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
     verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")

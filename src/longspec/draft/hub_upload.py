@@ -14,6 +14,7 @@ import yaml
 from longspec import chain_length, methods
 from longspec.atomic_files import check_files, files_below, read_json
 from longspec.config.names import HUB_PREFIX
+from longspec.engines import VLLM
 from longspec.shown import brief
 
 CARD = "README.md"
@@ -26,7 +27,7 @@ def files_to_push(folder: Path) -> list[str]:
     check_files(folder, listed)
     chain_length.read_acceptance(folder)  # which came after the folder was put together
     later = [name for name in ("provenance.json", chain_length.FILE) if (folder / name).is_file()]
-    layout = folder / methods.VLLM_LAYOUT
+    layout = folder / VLLM
     return sorted([*listed, *later, *(f"{layout.name}/{name}" for name in files_below(layout))])
 
 

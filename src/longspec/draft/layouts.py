@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from longspec import methods
 from longspec.atomic_files import files_below, new_folder, write_json
@@ -9,11 +10,14 @@ from longspec.distributed import log
 from longspec.methods.draft_files import CONFIG, METHOD, SAFETENSORS, draft_weights_file, read_draft_config
 
 
-def write_layout(folder: Path, layout: str, out: Path | None = None) -> None:
+def write_layout(
+    folder: Path, layout: str, out: Path | None = None, dtype: str | None = None, context: int | None = None
+) -> None:
     """Write a draft folder in a layout of its method.
 
-    out: None: a folder of the layout's name in the draft's, for layouts that need no weights of their own. Raises ValueError
-    for what is no draft folder, an unknown layout, a file that is damaged, and an `out` that is there already.
+    out: None: a folder of the layout's name in the draft's, for layouts that need no weights of their own. dtype: of weights
+    that are written anew, None: the layout's choice; context: tokens of the longest text, None: of any. Raises ValueError for
+    what is no draft folder, an unknown layout, a file that is damaged, an `out` that is there already, and as the layout.
     """
     if out is not None and out.exists():
         raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
@@ -25,7 +29,20 @@ def write_layout(folder: Path, layout: str, out: Path | None = None) -> None:
     if layout not in layouts:
         known = f"it has {', '.join(layouts)}" if layouts else "it has none"
         raise ValueError(f"--layout: {layout}: {file}: {METHOD}: drafts of {content[METHOD]!r} have no such layout; {known}")
-    tensors, config = layouts[layout].exported(folder)
+    if hasattr(layouts[layout], "write"):
+        if out is None:
+            raise ValueError(f"--out: missing; the layout {layout} has weights of its own: name what to write")
+        layouts[layout].write(folder, out, dtype, context)
+        log(f"{out}: written")
+        return
+    for option, value in (("--dtype", dtype), ("--context", context)):
+        if value is not None:
+            raise ValueError(f"{option}: {value}: the layout {layout} has the draft's own; leave it out")
+    _write_exported(folder, layout, out, *layouts[layout].exported(folder))
+
+
+def _write_exported(folder: Path, layout: str, out: Path | None, tensors: Any, config: dict[str, Any]) -> None:
+    """Write tensors, or None for those of the draft's folder, and config.json."""
     if tensors is not None and out is None:
         raise ValueError(f"--out: missing; the layout {layout} has weights of its own: name a folder for them")
     if tensors is None and draft_weights_file(folder).name != SAFETENSORS:

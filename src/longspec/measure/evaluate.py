@@ -26,9 +26,10 @@ from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.texts import ends_of_text
 from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
+from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
 from longspec.journal import Identity, Journal, unfinished
-from longspec.measure import served, tasks
+from longspec.measure import engine_files, served, tasks
 from longspec.measure.lines import Line, Work, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
@@ -54,9 +55,12 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
     parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
     more = argparse.SUPPRESS  # what is not given stands in the settings
-    parser.add_argument("--engine", choices=(tasks.OURS, tasks.VLLM), default=more, help="what decodes; default: the settings'")
-    python = f"interpreter of vLLM's environment; default: the settings' `serve_python`, {tasks.SERVE_PYTHON}"
+    parser.add_argument("--engine", choices=(OURS, *ENGINES), default=more, help="what decodes; default: the settings'")
+    python = "interpreter of the engine's environment; default: the settings' `serve_python`, .venv-serve/<engine>/bin/python"
     parser.add_argument("--serve-python", metavar="PATH", default=more, help=python)
+    given = "file or folder that the engine loads in place of the one that is written for it: {}"
+    parser.add_argument("--served-target", type=Path, help=given.format("the target, such as the GGUF file it came from"))
+    parser.add_argument("--served-draft", type=Path, help=given.format("the draft, as `longspec export` writes it"))
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
     options = parser.parse_args(arguments)
     if options.drafter not in BASELINES and options.draft is None:
@@ -133,24 +137,45 @@ def measure_all(journal: Journal, measurer: Measurer | ServedMeasurer, all_work:
     return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
 
 
+def given_files(options: argparse.Namespace, section: tasks.Settings) -> engine_files.Given:
+    """Return what the engine is to load in place of files that would be written for it.
+
+    Raises ValueError for one that is not there, and where our own engine decodes.
+    """
+    for option, path in (("--served-target", options.served_target), ("--served-draft", options.served_draft)):
+        if path is not None and section.served_by is None:
+            raise ValueError(f"{option}: {path}: is for other engines; evaluation.engine is {OURS}")
+        if path is not None and not path.exists():
+            raise ValueError(f"{option}: {path}: no such file or folder; correct the path")
+    return engine_files.Given(options.served_target, options.served_draft)
+
+
 @contextmanager
 def measurer_of(
-    options: argparse.Namespace, target: Any, recipe: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
+    options: argparse.Namespace,
+    target: Any,
+    recipe: Any,
+    section: tasks.Settings,
+    vocabulary: DraftVocabulary | None,
+    tokenizer: Any,
+    context: int,
 ) -> Iterator[Measurer | ServedMeasurer]:
     """Yield the measurer of section.engine; its drafter is gone behind the block.
 
-    target: the loaded target of our own engine; for vLLM, which loads the target itself, what served_target tells of it.
+    target: the loaded target of our own engine; for another one, which loads the target itself, what served_target tells of it.
+    context: tokens of the longest text with its drafts.
     """
-    tokenizer = AutoTokenizer.from_pretrained(checked_folder(options.target), trust_remote_code=False)
     eos = ends_of_text(target, tokenizer)
-    if section.engine == tasks.OURS:
+    if section.served_by is None:
         drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
         is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
-    with served.served_draft(options.drafter, options.draft, target, recipe, vocabulary) as (method, folder):
-        python, repeats = section.serve_python, section.repeats
-        yield ServedMeasurer(python, target, method, folder, repeats, tokenizer, sorted(eos), section.seed)
+    engine = section.served_by
+    given = given_files(options, section)
+    with engine_files.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
+        python, repeats = section.interpreter(engine), section.repeats
+        yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
 
 
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
@@ -166,19 +191,22 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     key = "recipe.precision" if section.precision is None else "evaluation.precision"
     dtype = resolve_dtype(section.precision or recipe.precision, key)
     device = own_device(ranks)
-    engine: dict[str, Any] = {}
-    if section.engine == tasks.VLLM:
+    engine: dict[str, Any] = {**given_files(options, section).identity()}
+    if section.served_by is not None:
         if ranks.world_size > 1:
-            raise ValueError(f"evaluation.engine: vllm: was started on {ranks.world_size} ranks; start one, without torchrun")
-        engine["engine"] = served.versions(section.serve_python)
-        target: Any = served.served_target(path, dtype, device)
+            started = f"was started on {ranks.world_size} ranks; start one, without torchrun"
+            raise ValueError(f"evaluation.engine: {section.engine}: {started}")
+        engine["engine"] = served.versions(section.served_by, section.interpreter(section.served_by))
+        target: Any = engine_files.served_target(path, dtype, device)
     else:
         join_ranks(ranks)
         engine |= {"ranks": ranks.world_size} if ranks.world_size > 1 else {}
         target = place_target(path, dtype, ranks)
     vocabulary = read_vocabulary(options, target, recipe)
-    with measurer_of(options, target, recipe, section, vocabulary) as measurer:
-        prompts = all_prompts(dict(options.raw), section, measurer.tokenizer, position_limit(target.config))
+    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    prompts = all_prompts(dict(options.raw), section, tokenizer, position_limit(target.config))
+    context = max(len(prompt.ids) + prompt.new_tokens for prompt in prompts) + max(each.depth for each in section.settings)
+    with measurer_of(options, target, recipe, section, vocabulary, tokenizer, context) as measurer:
         by = engine.get("engine", device)
         log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}
@@ -195,7 +223,7 @@ def main(arguments: list[str]) -> None:
     """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
     ranks = launched_ranks()
     if ranks.world_size == 1:
-        # Told to end, it ends vLLM and removes what it wrote for it, as after an error.
+        # Told to end, it ends the engine and removes what it wrote for it, as after an error.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown.ending_for_mistakes(), told_to_launcher(ranks):
         evaluate(read_arguments(arguments), ranks)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from longspec import jsonl
 from longspec.chain_length import pooled
-from longspec.measure.tasks import OURS, Prompt, Setting, Settings
+from longspec.engines import OURS
+from longspec.measure.tasks import Prompt, Setting, Settings
 
 Line = dict[str, Any]
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text

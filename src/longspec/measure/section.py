@@ -20,16 +20,15 @@ from longspec.config.typed import (
     words,
 )
 from longspec.decode.levels import MOST_COPIED
+from longspec.engines import ENGINES, OURS
 
 AUTO = "auto"
-OURS, VLLM = "longspec", "vllm"  # engines
 MOST_NODES = 1024  # of a tree: a forward of so many tokens takes longer than the rounds it could save
 Nodes = Annotated[Whole, Field(ge=1, le=MOST_NODES)]
 Shape = Annotated[
     Nodes | Annotated[list[Nodes], Field(min_length=1, max_length=64)],
     means("a number of tokens (a chain), or a list of levels (a tree)"),
 ]
-SERVE_PYTHON = ".venv-serve/bin/python"
 SOURCE = "a file of prompts, a glob, a list of files, or hf:<owner>/<repository>[:config][:split] or .../<file>"
 
 
@@ -73,16 +72,17 @@ class Bench(Keys):
     )
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = left_out("how often each prompt is decoded with and without draft")
     seed: Seed = left_out("the seed of random draws")
-    engine: Annotated[str, words(OURS, VLLM)] = Field(OURS, description="what decodes; vllm: for drafts that it loads")
+    engine: Annotated[str, words(OURS, *ENGINES)] = Field(
+        OURS, description="what decodes; another engine than longspec: for drafts that it loads"
+    )
     precision: Annotated[str, words("auto", "bf16", "fp32")] = left_out(
         "the precision of target and draft while they are measured; left out: the recipe's"
     )
     with_lookup: Annotated[Whole, Field(ge=1, le=MOST_COPIED)] | None = Field(
         None, description="most tokens of prompt lookup beside the published draft's, such as 8; null: it is measured alone"
     )
-    serve_python: Filled = Field(
-        SERVE_PYTHON,
-        description=f"the Python interpreter of vLLM's environment, for instance {SERVE_PYTHON}",
+    serve_python: Filled | None = Field(
+        None, description="the Python interpreter of the engine's environment; null: .venv-serve/<engine>/bin/python"
     )
     draft_vocabulary: Tokens | None = Field(
         None,

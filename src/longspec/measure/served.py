@@ -1,10 +1,11 @@
-"""Evaluation by an engine in an environment of its own: target and draft as folders, a process that answers requests.
+"""Evaluation by an engine in an environment of its own: a process that answers requests (engine_files.py: what it loads).
 
 Its answers become the lines of measurer.py, by the engine's own counters.
 """
 
 import json
 import os
+import select
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,92 +16,27 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 import longspec
-from longspec import methods
 from longspec.atomic_files import sha256_text
-from longspec.config.names import LOOKUP, UNTRAINED
 from longspec.decode.autoregressive import near_tie_margin
 from longspec.decode.texts import LENGTH, STOP, Row
 from longspec.distributed import die_with_parent
-from longspec.draft.folder import draft_config, write_draft
-from longspec.draft.layouts import write_layout
-from longspec.draft_vocabulary import DraftVocabulary
+from longspec.engines import Engine
 from longspec.families import position_limit
 from longspec.journal import Journal
+from longspec.measure.engine_files import Loaded, ServedTarget
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
-from longspec.measure.tasks import ROOM, VLLM, Prompt, Setting, check_interpreter
-from longspec.methods import method_of, vllm_method
-from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
-from longspec.states.forward import TargetStates
+from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
 
-NGRAM = "ngram"  # vLLM's own prompt lookup
-PROGRAM = ["-m", "longspec.measure.engines.vllm"]
+# Seconds from one answer to the next, the first of which waits for the engine to load.
+LONGEST_SILENCE = 3600.0
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
 BEST = 8  # tokens whose logits are told at each place of the text without draft
 PLAIN = "plain"  # field of a journal's line that holds an answer without draft
-
-
-@dataclass(frozen=True)
-class ServedTarget:
-    """Facts about a target that another process holds, under the names that a loaded one has."""
-
-    path: str
-    config: Any
-    generation_config: Any
-    dtype: torch.dtype
-    device: torch.device
-
-
-def served_target(path: str, dtype: torch.dtype, device: torch.device) -> ServedTarget:
-    """Read the facts of a target's folder."""
-    config, own = read_target_config(path), Path(path) / "generation_config.json"
-    told = GenerationConfig.from_pretrained(path) if own.is_file() else GenerationConfig.from_model_config(config)
-    return ServedTarget(path, config, told, dtype, device)
-
-
-@contextmanager
-def served_draft(
-    drafter: str, folder: Path | None, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None
-) -> Iterator[tuple[str, Path | None]]:
-    """Yield vLLM's name of the kind of draft and the folder of its weights, if any; a fresh one's is gone behind the block.
-
-    folder: a stage's draft. Raises ValueError where it is damaged or not of this recipe and target: vLLM itself asks little.
-    """
-    if drafter == LOOKUP:
-        yield NGRAM, None
-        return
-    served = vllm_method(recipe.method.name)
-    method, settings = method_of(recipe, vocabulary)
-    with TemporaryDirectory() as place:
-        if drafter == UNTRAINED:
-            folder = Path(place) / "draft"
-            _write_fresh(folder, target, recipe, vocabulary)
-        else:
-            assert folder is not None
-            method.load(method.layer(target.config, settings), folder, target.config, settings)
-        loaded = methods.vllm_folder(recipe.method.name, folder)
-        if loaded != folder:
-            loaded = Path(place) / loaded.name
-            write_layout(folder, loaded.name, loaded)
-        yield served, loaded
-
-
-def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None) -> None:
-    """Write a draft of fresh weights of the recipe's seed.
-
-    The target that lends it norm and head is gone from memory afterwards: vLLM loads its own.
-    """
-    method, settings = method_of(recipe, vocabulary)
-    states = TargetStates(load_target(target.path, target.config, target.dtype))
-    torch.manual_seed(recipe.seed)
-    weights = method.published(method.trainer(states, settings, None).draft_model.state_dict(), settings)
-    write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
 
 
 @contextmanager
@@ -111,77 +47,100 @@ def _environment() -> Iterator[dict[str, str]]:
         yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def versions(python: str) -> dict[str, str]:
-    """Return the versions of vLLM, torch and transformers beside an interpreter. Raises ValueError where it has no vLLM."""
-    check_interpreter(python)
+def _program(engine: Engine) -> list[str]:
+    """Return the arguments by which a Python runs an engine."""
+    return ["-m", f"longspec.measure.engines.{engine.module}"]
+
+
+def versions(engine: Engine, python: str) -> dict[str, str]:
+    """Return the versions of an engine's packages beside an interpreter. Raises ValueError where it has none."""
+    check_interpreter(python, engine)
     with _environment() as environment:
-        done = subprocess.run([python, *PROGRAM, "--versions"], env=environment, text=True, capture_output=True, check=False)
+        words = [python, *_program(engine), "--versions"]
+        done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"{python}: exit code {done.returncode}"])[-1]
-        raise ValueError(f"evaluation.serve_python: {why}; `make .venv-serve/.stamp` makes an environment with vLLM")
+        raise ValueError(f"evaluation.serve_python: {why}; {engine.install} makes an environment with {engine.title}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
 
+def _lines(file: int, what: str) -> Iterator[bytes]:
+    """Yield whole lines of an engine's output; a torn one at its end is left out. what: the program.
+
+    Raises ValueError when none comes for LONGEST_SILENCE.
+    """
+    number, torn = 1, b""
+    while True:
+        if not select.select([file], [], [], LONGEST_SILENCE)[0]:
+            raise ValueError(f"{what}: answer {number} did not come in {LONGEST_SILENCE:g} seconds; it hangs, and was ended")
+        read = os.read(file, 2**16)
+        if not read:
+            return
+        *whole, torn = (torn + read).split(b"\n")
+        number += len(whole)
+        yield from whole
+
+
 @dataclass(frozen=True)
 class ServedMeasurer:
-    """Measures a served drafter: has vLLM answer requests by it, and without.
+    """Measures a served drafter: has an engine answer requests by it, and without.
 
-    python: the interpreter of its environment; method, folder: as of served_draft; repeats: how often each request is decoded;
-    eos: tokens that end a text; seed: of all draws.
+    python: the interpreter of its environment; repeats: how often each request is decoded; eos: tokens that end a text;
+    seed: of all draws.
     """
 
+    engine: Engine
     python: str
     target: ServedTarget
-    method: str
-    folder: Path | None
+    files: Loaded
     repeats: int
     tokenizer: Any
     eos: list[int]
     seed: int
 
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
-        """Yield an answer to each request as soon as vLLM has it; tokens: drafted ones of a round, None without draft.
+        """Yield an answer to each request as soon as the engine has it; tokens: drafted ones of a round, None without draft.
 
-        Raises ValueError when the process ends before all are there; what it and vLLM print stands on the standard error.
+        Raises ValueError when the process ends before all are there, or says nothing for LONGEST_SILENCE; what it prints stands
+        on the standard error.
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
-            model=self.target.path,
-            method=None if tokens is None else self.method,
-            draft=None if tokens is None or self.folder is None else str(self.folder),
+            model=self.files.model,
+            method=None if tokens is None else self.files.kind,
+            draft=None if tokens is None else self.files.draft,
             tokens=tokens or 0,
             dtype=str(self.target.dtype).removeprefix("torch."),
             positions=min(position_limit(self.target.config), longest + ROOM),
             repeats=self.repeats,
             requests=requests,
+            scratch=self.files.scratch,
         )
         with TemporaryDirectory() as place, _environment() as environment:
             path = Path(place) / "job.json"
             job.write(path)
             # It dies with this process: a signal between its start and the block below would leave it behind.
-            process = subprocess.Popen(
-                [self.python, *PROGRAM, str(path)], env=environment, stdout=subprocess.PIPE, preexec_fn=die_with_parent
-            )
+            words, done = [self.python, *_program(self.engine)], 0
+            process = subprocess.Popen([*words, str(path)], env=environment, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
             assert process.stdout is not None
-            done = 0
             try:
-                for line in process.stdout:
-                    if line.endswith(b"\n"):  # else its end has torn it
-                        yield Answer(**json.loads(line))
-                        done += 1
+                for line in _lines(process.stdout.fileno(), " ".join(words)):
+                    yield Answer(**json.loads(line))
+                    done += 1
                 code = process.wait()
             finally:
                 process.kill()
                 process.wait()
+                process.stdout.close()
         if code or done < len(requests):
-            raise ValueError(f"{self.python} {' '.join(PROGRAM)} ended with exit code {code}; its own message stands above")
+            raise ValueError(f"{' '.join(words)} ended with exit code {code}; its own message stands above")
 
     def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
         """Return a line for each prompt and setting, by its key; the journal has each at once, and each text without draft.
 
-        vLLM is started once without draft, then once for each number of drafted tokens, where there is something to ask. Raises
-        ValueError when greedy text with drafts is not that without.
+        The engine is started once without draft, then once for each number of drafted tokens, where there is something to ask.
+        Raises ValueError when greedy text with drafts is not that without.
         """
         plain, found = self._plain(work, journal), {}
         for tokens in dict.fromkeys(setting.shape for _, setting in work.values()):
@@ -211,24 +170,24 @@ class ServedMeasurer:
         return Request(key, prompt.ids, prompt.new_tokens + 1, setting.temperature, seed, self.eos, told)
 
     def line(self, prompt: Prompt, setting: Setting, plain: Answer, answer: Answer) -> Line:
-        """Return a line with the fields of measurer.py; vLLM does not tell the seconds of draft and target apart: None."""
+        """Return a line with the fields of measurer.py; engines do not tell the seconds of draft and target apart: None."""
         assert isinstance(setting.shape, int)
         row = Row(answer.tokens, accepted_of(answer), LENGTH)
-        check_counters(prompt, answer, [kept for kept, _ in row.position_acceptance(setting.shape)])
+        check_counters(self.engine, prompt, answer, [kept for kept, _ in row.position_acceptance(setting.shape)])
         if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept behind the one that ends the text do not count
             last = [answer.steps[-1] - 1] if row.accepted else []
             row = Row(row.ids, [*row.accepted[:-1], *last], STOP)
         verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.target.dtype))
         plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
         seconds = (median_low(answer.seconds), None, None)
-        return line_of(self.tokenizer, prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": VLLM}
+        return line_of(self.tokenizer, prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": self.engine.name}
 
 
 def accepted_of(answer: Answer) -> list[int]:
     """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
 
-    The last round is told uncut. Its text may be cut, where it ends or has as many tokens as were asked for: vLLM's counter
-    says how many of its drafted tokens were kept, less those of the other rounds.
+    The last round is told uncut. Its text may be cut, where it ends or has as many tokens as were asked for: the engine's
+    counter says how many of its drafted tokens were kept, less those of the other rounds.
     """
     if not answer.steps[1:]:
         return []
@@ -236,21 +195,21 @@ def accepted_of(answer: Answer) -> list[int]:
     return [*whole, answer.accepted - sum(whole)]
 
 
-def check_counters(prompt: Prompt, answer: Answer, kept: list[int]) -> None:
-    """Raise ValueError where vLLM's counters by place are not those that the engine's steps give: one is misread then."""
+def check_counters(engine: Engine, prompt: Prompt, answer: Answer, kept: list[int]) -> None:
+    """Raise ValueError where an engine's counters by place are not those that its steps give: one is misread then."""
     counted = answer.accepted_by_place or [0] * len(kept)
     if kept != counted:
         raise ValueError(
-            f"{prompt.task}, prompt {prompt.number}: vLLM's counter vllm:spec_decode_num_accepted_tokens_per_pos grew by "
-            f"{counted}, its steps give {kept}: what this version counts is not known here; install the one of "
-            "serve-requirements.txt, by `make .venv-serve/.stamp`"
+            f"{prompt.task}, prompt {prompt.number}: {engine.title} counted {counted} kept drafts by position, its steps give "
+            f"{kept}: what this version counts is not known here; install the one of serve/{engine.name}.txt, by "
+            f"{engine.install}"
         )
 
 
 def gap_of(plain: Answer, dtype: torch.dtype) -> Gap:
     """Return how far the logits of the text without draft lie apart, of which those of the likeliest tokens are known.
 
-    Near-ties: of float32 those within TIE_FLOAT32; in half precision vLLM's logits are rounded to the dtype, so that four
+    Near-ties: of float32 those within TIE_FLOAT32; in half precision an engine's logits are rounded to the dtype, so that four
     roundings at the size of the largest are allowed, as of decode.autoregressive.near_tie_margin. The largest is here that
     of the likeliest tokens alone, there that of all, by magnitude: where an unlikely token's logit is the largest, far below 0,
     this allows less than measurer.gap_of does.

@@ -18,7 +18,8 @@ from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.measure.section import MOST_NODES, OURS, SERVE_PYTHON, VLLM, Evaluation
+from longspec.engines import ENGINES, OURS, Engine
+from longspec.measure.section import MOST_NODES, Evaluation
 
 Shape = int | tuple[int, ...]
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
@@ -109,9 +110,18 @@ class Settings:
     new_tokens: int
     tasks: dict[str, Task]
     engine: str = OURS
-    serve_python: str = SERVE_PYTHON
+    serve_python: str | None = None
     precision: str | None = None
     with_lookup: int | None = None
+
+    @property
+    def served_by(self) -> Engine | None:
+        """Return the engine of another environment; None for our own."""
+        return ENGINES.get(self.engine)
+
+    def interpreter(self, engine: Engine) -> str:
+        """Return the Python of an engine's environment. serve_python is of the evaluation's engine, if that is another one."""
+        return self.serve_python if self.serve_python and self.engine in (OURS, engine.name) else engine.python
 
     @property
     def data(self) -> dict[str, str]:
@@ -151,23 +161,35 @@ def parse(section: dict[str, Any]) -> Settings:
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
     found = Settings(**same, settings=settings, tasks=tasks)
-    if found.engine == VLLM:
-        if trees := [shape_name(shape) for shape in shapes if not isinstance(shape, int)]:
-            shape = f"evaluation.shapes: {trees[0]}"
-            raise ValueError(f"{shape}: vLLM drafts chains alone; give a number of tokens, or evaluation.engine: {OURS}")
-        if found.with_lookup is not None:
-            beside = f"evaluation.with_lookup: {found.with_lookup}"
-            raise ValueError(f"{beside}: vLLM drafts by one means alone; give null, or evaluation.engine: {OURS}")
+    if found.served_by is not None:
+        _check_engine(found, found.served_by)
     return found
 
 
-def check_interpreter(python: str) -> None:
-    """Raise ValueError, with the command that makes it, where vLLM's interpreter is missing or is no program."""
+def _check_engine(section: Settings, engine: Engine) -> None:
+    """Raise ValueError, with the key, for what this engine cannot do."""
+    instead = f"or evaluation.engine: {OURS}"
+    for setting in section.settings:
+        if not isinstance(setting.shape, int) and not engine.trees:
+            shape = f"evaluation.shapes: {shape_name(setting.shape)}"
+            raise ValueError(f"{shape}: {engine.title} drafts chains alone; give a number of tokens, {instead}")
+        if setting.temperature and not engine.samples:
+            raise ValueError(
+                f"evaluation.temperatures: {setting.temperature:g}: text sampled by {engine.title} is not measured here; give "
+                f"[0], {instead}"
+            )
+    if section.with_lookup is not None:
+        beside = f"evaluation.with_lookup: {section.with_lookup}"
+        raise ValueError(f"{beside}: {engine.title} drafts by one means alone; give null, {instead}")
+
+
+def check_interpreter(python: str, engine: Engine) -> None:
+    """Raise ValueError, with the command that makes it, where an engine's interpreter is missing or is no program."""
     if not os.access(python, os.X_OK) or not Path(python).is_file():
         why = "is no program" if Path(python).exists() else "no such file"
         raise ValueError(
-            f"evaluation.serve_python: {python}: {why}; `make .venv-serve/.stamp` makes an environment with vLLM, or "
-            "name the interpreter of one"
+            f"evaluation.serve_python: {python}: {why}; {engine.install} makes an environment with {engine.title}, or name "
+            "the interpreter of one"
         )
 
 

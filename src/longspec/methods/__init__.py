@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from longspec.engines import ENGINES, OURS, VLLM, Served
 
 if TYPE_CHECKING:
     from longspec.decode.drafters import Drafter
     from longspec.methods.contract import Method
-
-VLLM_LAYOUT = "vllm"
 
 
 def names() -> list[str]:
@@ -38,10 +37,27 @@ def layouts_of(name: str) -> dict[str, Any]:
     return {path.stem.removesuffix("_layout"): import_module(f"longspec.methods.{name}.{path.stem}") for path in files}
 
 
-def vllm_folder(name: str, draft: Path) -> Path:
-    """Return what vLLM loads of a method's draft folder: the folder itself, or the method's layout for vLLM in it."""
-    has_layout = (Path(__file__).parent / name / f"{VLLM_LAYOUT}_layout.py").is_file()
-    return draft / VLLM_LAYOUT if has_layout else draft
+def served(name: str, engine: str) -> Served:
+    """How an engine loads draft folders of a method. Raises ValueError, with the key, where it loads none."""
+    found: Served | None = settings_of(name).SERVED.get(engine)
+    if found is None:
+        others = [each for each in ENGINES if each in settings_of(name).SERVED]
+        others = [f"evaluation.engine: {each}" for each in (OURS, *others)]
+        raise ValueError(f"evaluation.engine: {engine}: loads no {name} drafts; set {' or '.join(others)}")
+    return found
+
+
+def check_layout(recipe: Any, layout: str | None, context: int) -> None:
+    """Raise ValueError, with the key, for a recipe whose draft a layout cannot represent beside texts of `context` tokens."""
+    check = getattr(settings_of(recipe.method.name), "check_layout", None)
+    if layout is not None and check is not None:
+        check(layout, recipe.method, context)
+
+
+def in_vllm(name: str) -> Served | None:
+    """How vLLM loads draft folders of a method; None where it loads none."""
+    found: Served | None = settings_of(name).SERVED.get(VLLM)
+    return found
 
 
 def reader_of(name: str) -> Any:
@@ -135,14 +151,6 @@ def decoded_vocabulary(recipe: Any, path: Path | None) -> DraftVocabulary | None
     """The draft vocabulary that a recipe's draft decodes with: its own, or the one that is chosen for it; None: all tokens."""
     name = recipe.method.name
     return vocabulary_for(recipe, path) if has_own_vocabulary(name) else chosen_vocabulary(name, path)
-
-
-def vllm_method(name: str) -> str:
-    """The name by which vLLM loads draft folders of a method. Raises ValueError, with the key, where it loads none."""
-    known: str | None = settings_of(name).VLLM_METHOD
-    if known is None:
-        raise ValueError(f"evaluation.engine: vllm: no engine loads {name} drafts; set evaluation.engine: longspec")
-    return known
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -8,30 +8,37 @@
         fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
         stored(recipe)        a word of a folder's name for the tensors that are stored for this draft, and with
                               recipe.states.top_k for the temperature at which its labels are taken
-        layer_weights(sizes, method) weights of the draft that are read for each drafted token, its head's left out, beside a
+        layer_weights(sizes, method) weights of the draft that a forward of it reads, its head's left out, beside a
                               target whose `sizes` are as its config.json names them; method: recipe.method, None: its defaults
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone
+        ONE_FORWARD           whether one forward of the layers drafts all tokens of a round
         TARGETS               model type -> published class; empty where none was published
         SAME                  section of the recipe, and its keys that a draft's weights fit alone: layers of the same shapes
                               compute other numbers by other values
         FAMILIES              model types of the targets that it drafts for, of longspec.families.FAMILIES
         WHY_THESE             what it asks of a target that the other families have not; empty where it takes all
         NAMELESS_FILES        whether weight files without a configuration are of this method
-        VLLM_METHOD           the name by which vLLM loads draft folders of this method; None where it loads none
+        check_layout(layout, method, context) raises ValueError, with the key, for values of recipe.method that a layout for
+                              another program cannot represent beside texts of `context` tokens, None: of any length; only a
+                              method with layouts that have write, below, has it
+        SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with
                   a layer beside its target; vocabulary: the tokens to propose, which decoding may choose where the settings
                   hold none (methods.drafter)
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
-A further module NAME_layout.py is a layout of its draft folders for another program: exported(folder) gives the tensors and the
-config.json that `python -m longspec.draft export --layout NAME` writes; no tensors, None, where the program reads the folder's
-own. The layout `vllm` is what vLLM loads in the place of the draft's folder. A further
-module published.py reads drafts that others published: read_published(folder, config, target's configuration, a function that
-reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has is_published(config)
-too, which knows them by their config.json.
+A further module NAME_layout.py is a layout of its draft folders for another program, which `longspec export --layout NAME`
+and an evaluation by an engine that is SERVED so write. Either exported(folder) gives tensors and a config.json; no tensors,
+None, where the program reads the folder's own. Or write(folder, out, dtype, context) makes the file or folder `out` itself:
+of weights in this dtype, None: the layout's choice, for texts of at most `context` tokens, None: of any length. Both raise
+ValueError, with the recipe's key, for what the program cannot represent.
+
+A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
+function that reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has
+is_published(config) too, which knows them by their config.json.
 
 Shapes: B rows, S tokens.
 """
@@ -169,6 +176,17 @@ def check_inputs(
             wrong = low if low < least else high
             raise ValueError(f"{name}: {wrong} lies outside {least}..{'' if most is None else most} ({why})")
     return position_ids
+
+
+def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Tensor | None) -> None:
+    """Raise ValueError for positions that jump inside a document before a label: a chain's are its start's plus its steps."""
+    jumps_BS = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
+    if document_ids_BS is not None:
+        jumps_BS = jumps_BS & (document_ids_BS[:, 1:] == document_ids_BS[:, :-1])
+    has_label_BS = labels_BS[:, 1:] != NO_LABEL
+    followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
+    if bool((jumps_BS & followed_BS).any()):
+        raise ValueError("position_ids: must rise by one from token to token of a document")
 
 
 def fill(

@@ -64,7 +64,7 @@ class DenseTeacher:
         """Logits that are made of each token on the target's side."""
         return len(self.weight_TH)
 
-    def of(self, part: slice) -> DenseLabels:
+    def of(self, part: slice | Tensor) -> DenseLabels:
         """Some of the tokens: their logits are made."""
         teacher_CT = F.linear(self.hidden_NH[part], self.weight_TH)
         teacher_CT = teacher_CT.to(torch.promote_types(teacher_CT.dtype, torch.float32))

@@ -45,12 +45,12 @@ def _next(run: str, draft: Path) -> list[str]:
         return []
     config = read_json_object(draft / "config.json")
     told = [f"Try it:    longspec try {draft}"]
-    engine = methods.settings_of(str(config["draft"])).VLLM_METHOD
-    if engine is None:
+    served = methods.in_vllm(str(config["draft"]))
+    if served is None:
         told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
     else:
-        folder = methods.vllm_folder(str(config["draft"]), draft)
-        settings = json.dumps({"method": engine, "model": str(folder), "num_speculative_tokens": 3})
+        folder = served.folder(draft)
+        settings = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": 3})
         told += [f"Serve it:  longspec serve {quote(run)}"]
         runner = "" if folder == draft else "VLLM_USE_V2_MODEL_RUNNER=0 "
         told += [f"           {runner}vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]

@@ -14,6 +14,7 @@ from longspec.config import CONFIG_DIR, faults
 from longspec.config.run_file import SUFFIX, read_run
 from longspec.data import presets
 from longspec.data.raw import is_hub, is_made
+from longspec.engines import ENGINES, OURS
 from longspec.measure import tasks
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
@@ -131,15 +132,21 @@ def _check_engines(plan: Plan) -> None:
     """Raise ValueError for drafts that the chosen engine does not load, and where its interpreter is missing."""
     for run, measured in plan.evaluation_of.items():
         section = measured.section
-        if section.get("engine", tasks.OURS) == tasks.OURS:
+        if section.get("engine", OURS) == OURS:
             continue
+        engine = ENGINES[section["engine"]]
+        held_out = [task for task in measured.tasks.values() if isinstance(task, tasks.HeldOut)]
+        longest = max((task.context[1] + task.new_tokens for task in held_out), default=0)
         for variant in plan.variants[run]:
+            recipe = plan.first_recipe(run, variant)
             try:
-                methods.vllm_method(plan.first_recipe(run, variant).method.name)
+                served = methods.served(recipe.method.name, engine.name)
+                with faults.faults_in(f"evaluation.engine: {engine.name}"):
+                    methods.check_layout(recipe, served.layout, longest)
             except ValueError as error:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
         with faults.faults_in(measured.file_of("serve_python")):
-            tasks.check_interpreter(section.get("serve_python", tasks.SERVE_PYTHON))
+            tasks.check_interpreter(section.get("serve_python") or engine.python, engine)
 
 
 def check_answered(plan: Choices) -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 from longspec.config import differences
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP
+from longspec.engines import OURS
 from longspec.measure.prompt_files import manifest_of
-from longspec.measure.tasks import OURS, SERVE_PYTHON, Benchmark
+from longspec.measure.tasks import Benchmark
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
 from longspec.workflow.settings.datasets import prompt_files
@@ -124,7 +125,7 @@ class MeasuringPlan(Choices):
                 f"runs: {', '.join(self.runs)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
             )
         first, second = self.runs
-        engine = {"engine": OURS, "serve_python": SERVE_PYTHON}  # evaluation_settings leaves out what it need not say
+        engine = {"engine": OURS, "serve_python": None}  # evaluation_settings leaves out what it need not say
         one, other = (engine | json.loads(self.evaluation_settings(run)) for run in self.runs)
         if changed := differences(one, other, "evaluation."):
             keys = [key for key in one | other if one.get(key) != other.get(key)]

@@ -5,9 +5,11 @@ from typing import Annotated, Any
 
 from longspec.config.schema import KNOWN
 from longspec.config.typed import Text, means, words
+from longspec.engines import Served
 
+ONE_FORWARD = False
 NAMELESS_FILES = False
-VLLM_METHOD: str | None = None
+SERVED: dict[str, Served] = {}
 VARIANTS = ("made-up",)
 TARGETS: dict[str, str] = {}  # no class of it was ever published
 FAMILIES = ("llama", "qwen2")

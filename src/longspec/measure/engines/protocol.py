@@ -35,7 +35,7 @@ class Job:
     """A model and its requests. method: the engine's name of the kind of draft, None to decode without; tokens: of each draft.
 
     draft: the folder of its weights, None for kinds that have none; positions: of the longest text with its drafts; repeats:
-    how often each request is decoded.
+    how often each request is decoded; scratch: a folder for what an engine makes of these files, which its next start finds.
     """
 
     model: str
@@ -46,6 +46,7 @@ class Job:
     positions: int
     repeats: int
     requests: list[Request]
+    scratch: str = ""
 
     def write(self, path: Path) -> None:
         """Write the job as JSON, for read_job."""
@@ -102,10 +103,10 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
     job = read_job(options.job)
     try:
         loaded = load(job)
+        answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
+        with os.fdopen(out, "w", encoding="utf-8") as answers:
+            for request in job.requests:
+                answers.write(answer(loaded, request, job.repeats).encode() + "\n")
+                answers.flush()
     except ValueError as error:
         sys.exit(f"error: {error}")
-    answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
-    with os.fdopen(out, "w", encoding="utf-8") as answers:
-        for request in job.requests:
-            answers.write(answer(loaded, request, job.repeats).encode() + "\n")
-            answers.flush()

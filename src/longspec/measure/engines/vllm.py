@@ -27,7 +27,7 @@ ENVIRONMENT = {
 # The plugin refuses the other model runner, which vLLM takes on GPUs.
 OF_METHOD: dict[str | None, dict[str, str]] = {"draft_model": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 PLUGIN = "longspec-vllm"
-INSTALL = "`make .venv-serve/.stamp` installs it, or `pip install --no-deps plugins/vllm` by the pip of that environment"
+INSTALL = "`make .venv-serve/vllm/.stamp` installs it, or `pip install --no-deps plugins/vllm` by the pip of that environment"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 

@@ -19,8 +19,9 @@ from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary
+from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.methods.vocabulary_tensors import check_vocabulary
 from longspec.models.attention.backends import attend
 from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.draft_attention import rotations

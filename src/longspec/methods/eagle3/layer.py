@@ -20,7 +20,6 @@ Shapes: B rows, S slots, H hidden width, N query heads, K key/value heads, D hea
 """
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from typing import Any
 
 import torch
@@ -29,14 +28,14 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, SHAPE, Settings, ffn_width, layers_of
+from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, Settings, layers_of
+from longspec.methods.layer_config import layer_config, shape_fields, turns_otherwise
+from longspec.methods.vocabulary_tensors import check_vocabulary
 from longspec.models.draft_attention import DraftAttention, Rotation
-from longspec.models.target import head_width
+from longspec.models.draft_head import DraftHead
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-# The head's weight and hidden states -> a tuple of tensors, such as losses.
-Take = Callable[[Tensor, Any], Any]
 
 
 class Midlayer(nn.Module):
@@ -67,14 +66,6 @@ class Midlayer(nn.Module):
             both_BSE, rope, lambda q_BNSD: attend(q_BNSD, *self.self_attn.keys_values(both_BSE, rope))
         )
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
-
-
-class DraftHead(nn.Linear):
-    """The draft's own head. Its weight may be whole within its forward alone, so losses over the weight are taken there."""
-
-    def forward(self, hidden: Any, take: Take | None = None) -> Any:
-        """Logits of hidden states [..., H]; or what `take` makes of the weight and of hidden states."""
-        return super().forward(hidden) if take is None else take(self.weight, hidden)
 
 
 class Eagle3Layer(nn.Module):
@@ -133,14 +124,6 @@ def _norm(config: Any, width: int | None = None) -> LlamaRMSNorm:
     return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
 
 
-def check_vocabulary(settings: Settings) -> None:
-    """Raise ValueError where a draft is to be trained, written or decoded, and its vocabulary was not read."""
-    if settings.vocabulary is not None and settings.ids is None:
-        raise ValueError(
-            f"recipe.method.vocabulary: {settings.vocabulary}: the file of the draft vocabulary is missing; give --vocabulary"
-        )
-
-
 def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
     """An untrained layer in the target's dtype, whose norm and head start as copies of the target's.
 
@@ -161,64 +144,14 @@ def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
     return layer
 
 
-def layer_config(config: Any, settings: Settings) -> Any:
-    """The target's configuration with the layer's own shape in it; the target's own where the draft has none."""
-    own = {name: getattr(settings, name) for name in SHAPE if getattr(settings, name) is not None}
-    if ffn_width(config) != config.intermediate_size:
-        own = {"intermediate_size": ffn_width(config)} | own
-    if not own:
-        return config
-    shaped = copy(config)
-    # Else another number of heads would give them another width, where the target's configuration names none.
-    for name, value in ({"head_dim": head_width(config)} | own).items():
-        setattr(shaped, name, value)
-    if head_width(shaped) != head_width(config) and "partial_rotary_factor" in shaped.rope_parameters:
-        raise ValueError(
-            f"recipe.method.head_dim: {shaped.head_dim}: the target turns a part of its heads of {head_width(config)}, "
-            "a layer with heads of its own turns them whole; give recipe.method.rope_parameters: "
-            "{rope_type: default, rope_theta: 10000.0}, or leave head_dim out"
-        )
-    if shaped.num_attention_heads % shaped.num_key_value_heads:
-        raise ValueError(
-            f"recipe.method.num_key_value_heads: {shaped.num_key_value_heads} do not divide the layer's "
-            f"{shaped.num_attention_heads} heads (recipe.method.num_attention_heads; null: the target's)"
-        )
-    return shaped
-
-
-def turns_otherwise(config: Any, settings: Settings) -> bool:
-    """Whether the layer's rotations are not those that the target makes of the same positions."""
-    width = settings.head_dim not in (None, head_width(config))
-    return width or settings.rope_parameters not in (None, dict(config.rope_parameters))
-
-
-OF_THE_TARGET = (  # but where the layer has a shape of its own
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "vocab_size",
-    "hidden_act",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
-)
-DEFAULT_ROPE, PARTIAL = "default", "partial_rotary_factor"
-
-
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
     """The fields of config.json. Raises ValueError for layers that the target does not have."""
     layers = list(layers_of(settings.layers, config.num_hidden_layers))
-    config = layer_config(config, settings)
-    fields = {name: getattr(config, name) for name in OF_THE_TARGET} | {
+    fields = shape_fields(config, settings) | {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",
         "num_hidden_layers": 1,
-        "head_dim": head_width(config),
         "draft_vocab_size": settings.vocabulary or config.vocab_size,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
         "mlp_bias": False,
         "eagle_aux_hidden_state_layer_ids": layers,
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]},
@@ -228,13 +161,6 @@ def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
         "norm_before_fc": settings.norm_before_fc,
         "settings": {"layers": layers},
     }
-    if config.dtype is not None:
-        fields |= dict.fromkeys(("dtype", "torch_dtype"), str(config.dtype).removeprefix("torch."))
     if settings.sliding_window is not None:
         fields |= {"layer_types": ["sliding_attention"], "sliding_window": settings.sliding_window}
-    # Rotation and its scaling, in the newer form and the older one.
-    rope = dict(config.rope_parameters)
-    scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
-    fields |= {"rope_parameters": rope, "rope_theta": rope["rope_theta"]}
-    fields["rope_scaling"] = None if rope["rope_type"] == DEFAULT_ROPE else scaling
-    return fields | {name: rope[name] for name in (PARTIAL,) if name in rope}
+    return fields

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from longspec.draft_vocabulary import check_size
 from longspec.families import position_limit
 from longspec.methods.contract import Distribution, DraftMemory, Method
-from longspec.methods.eagle3 import weights
-from longspec.methods.eagle3.layer import Eagle3Layer, check_vocabulary, config_fields, fresh_layer, layer_config
-from longspec.methods.eagle3.settings import AUXILIARY, Settings
+from longspec.methods.eagle3.layer import Eagle3Layer, config_fields, fresh_layer
+from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads
+from longspec.methods.layer_config import layer_config
+from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import block_bytes
 from longspec.models.attention.visibility import causal_pairs
@@ -118,18 +120,32 @@ def memory(
     return DraftMemory(kept=kept * tokens, losses=losses, backward=widest + head)
 
 
+NORMS_BEFORE_FC = {
+    "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
+    "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
+}
+
+
+def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+    """Raise ValueError as of check_with_vocabulary; names the key where a norm before the projection is at fault."""
+    check_with_vocabulary(layer, state, source, NORMS_BEFORE_FC)
+
+
 class Eagle3Method(Method):
     """The contract's answers (methods/contract.py)."""
 
-    name = "eagle3"
+    name = NAME
     layer = Eagle3Layer
     reads = staticmethod(reads)
     memory = staticmethod(memory)
     operations = staticmethod(operations)
-    published = staticmethod(weights.published_layout)
+    published = staticmethod(with_vocabulary)
     config_fields = staticmethod(config_fields)
-    check_state = staticmethod(weights.check_draft_state)
-    stored_settings = staticmethod(weights.draft_settings)
+    check_state = staticmethod(check_draft_state)
+
+    def stored_settings(self, path: Path) -> Settings:
+        """As a draft folder holds them, its tokens from d2t."""
+        return draft_settings(path, NAME, Settings)
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""

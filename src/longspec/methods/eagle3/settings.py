@@ -4,20 +4,22 @@ Imports no torch: runs are planned with it.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from longspec import families
-from longspec.config.faults import faults_of
 from longspec.config.schema import KNOWN, LATER
-from longspec.config.typed import Flag, Number, Rate, Size, Text, Tokens, Whole, means, words
+from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
+from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, ffn_width, layer_settings
 
 NAME = "eagle3"
+ONE_FORWARD = False
 NAMELESS_FILES = False
-VLLM_METHOD: str | None = "eagle3"
+SERVED = {VLLM: Served("eagle3"), LLAMA_CPP: Served("draft-eagle3", "gguf"), OPENVINO: Served("eagle3", "openvino")}
 VARIANTS = ("ttt",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
@@ -35,36 +37,19 @@ COUNTS = {
 }
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
 FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
-ROPE = "rope_parameters"
-SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", ROPE)
-
-TYPE, PARTIAL, TRUNCATE = "rope_type", "partial_rotary_factor", "truncate"
-THETA, ORIGINAL = "rope_theta", "original_max_position_embeddings"
-LARGEST = 10**12
-# By type: the numbers that it needs, and what it may have.
-NEEDED = {
-    "default": (THETA,),
-    "linear": (THETA, "factor"),
-    "llama3": (THETA, "factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
-    "yarn": (THETA, "factor", ORIGINAL),
-}
-MAY_BE_ZERO = ("mscale", "mscale_all_dim")  # for none
-ALLOWED = {"yarn": ("attention_factor", "beta_fast", "beta_slow", *MAY_BE_ZERO, TRUNCATE)}
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
 SAME = ("recipe.method", ("layers", *NORMS, "sliding_window", *SHAPE))
 STARTS = ("random", "identity")
-HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
 MOST_STEPS = 64  # of a chain
 Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
 Decay = Annotated[Number, Field(ge=0.01, le=1)]
 
 
 @dataclass
-class Method:
+class Method(LayerShape):
     """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
 
-    __pydantic_config__ = KNOWN
     name: Annotated[Text, means("the method, a file of config/method/")] = NAME
     layers: Annotated[
         list[Whole] | None, means("the target's layers whose inputs are read; null: 2, L // 2 and L - 3 of L layers")
@@ -87,22 +72,6 @@ class Method:
     norm_before_fc: Annotated[Flag, means("whether one norm covers all auxiliary states side by side")] = field(
         default=False, metadata=LATER
     )
-    intermediate_size: Annotated[Size | None, means("the width of its feed-forward part; null: the target's")] = field(
-        default=None, metadata=LATER
-    )
-    num_attention_heads: Annotated[Size | None, means("the number of its heads; null: the target's")] = field(
-        default=None, metadata=LATER
-    )
-    num_key_value_heads: Annotated[Size | None, means("the number of heads of keys and values; null: the target's")] = field(
-        default=None, metadata=LATER
-    )
-    head_dim: Annotated[HeadWidth | None, means("a head's width; null: the target's")] = field(default=None, metadata=LATER)
-    rms_norm_eps: Annotated[Rate | None, means("the epsilon of its norms; null: the target's")] = field(
-        default=None, metadata=LATER
-    )
-    rope_parameters: Annotated[
-        dict[str, Any] | None, means("its own rotation: rope_type, rope_theta, and its scaling; null: the target's")
-    ] = field(default=None, metadata=LATER)
 
 
 @dataclass
@@ -125,42 +94,21 @@ def implied(tokens: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings that the answers of METHOD depend on.
+class Settings(LayerSettings):
+    """The settings that the answers of METHOD depend on."""
 
-    ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
-    decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
-    """
-
-    layers: tuple[Whole, ...] | None = None
-    vocabulary: Tokens | None = None
-    sliding_window: Tokens | None = None
     fc_norm: Flag = False
     norm_output: Flag = False
     norm_before_residual: Flag = field(default=False, metadata=LATER)
     norm_before_fc: Flag = field(default=False, metadata=LATER)
-    intermediate_size: Size | None = field(default=None, metadata=LATER)
-    num_attention_heads: Size | None = field(default=None, metadata=LATER)
-    num_key_value_heads: Size | None = field(default=None, metadata=LATER)
-    head_dim: HeadWidth | None = field(default=None, metadata=LATER)
-    rms_norm_eps: Rate | None = field(default=None, metadata=LATER)
-    rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)
     steps: Steps = 7
     decay: Decay = 0.8
     start: str = field(default="random", metadata={"stored": False})
-    ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
-    target_vocabulary: int | None = field(default=None, metadata={"stored": False})
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
-    known = {each.name for each in fields(Settings)}
-    given = {name: section[name] for section in (recipe.method, recipe.draft) for name in section if name in known}
-    given["layers"] = None if given["layers"] is None else tuple(given["layers"])
-    given[ROPE] = None if given[ROPE] is None else dict(given[ROPE])
-    if vocabulary is not None:
-        given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
-    return Settings(**given)
+    return layer_settings(Settings, recipe, vocabulary)
 
 
 def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
@@ -182,57 +130,6 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
     if chosen[-1] >= target_layers:
         raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
     return chosen
-
-
-def check_shape(shape: Mapping[str, Any], section: str) -> None:
-    """Raise ValueError, with the key, for parts of a layer's shape that no layer has."""
-    heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
-    if width is not None and width % 2:
-        raise ValueError(f"{section}.head_dim: {width}: must be even, rotations turn pairs")
-    if heads is not None and key_values is not None and heads % key_values:
-        raise ValueError(f"{section}.num_key_value_heads: {key_values} do not divide the {heads} of num_attention_heads")
-    if rope is not None:
-        check_rope(rope, f"{section}.{ROPE}")
-
-
-def ffn_width(target: Any) -> int:
-    """Feed-forward width of a draft beside a target of this configuration, or of such sizes, where it has none of its own.
-
-    GPT-OSS's `intermediate_size` is that of one expert; the drafts that were published for it have 6 times the hidden width.
-    """
-    return int(6 * target.hidden_size if target.model_type == "gpt_oss" else target.intermediate_size)
-
-
-def check_rope(rope: Mapping[str, Any], key: str) -> None:
-    """Raise ValueError, with the key, for a rotation that lacks a number, or has one that is none or that nothing reads.
-
-    A value of null stands for a key that is missing.
-    """
-    given = {name: value for name, value in rope.items() if value is not None}
-    kind = given.pop(TYPE, None)
-    if kind not in families.ROPE_TYPES:
-        raise ValueError(f"{key}: rope_type {kind!r} is not supported; {', '.join(families.ROPE_TYPES)} are")
-    if given.pop(PARTIAL, 1) != 1:
-        raise ValueError(
-            f"{key}: {PARTIAL}: is {rope[PARTIAL]!r}: a layer with a rotation of its own turns whole heads; leave the key out, "
-            "or all of them for the target's rotation, whatever part of its heads that turns"
-        )
-    needed = NEEDED[kind]
-    missing = [name for name in needed if name not in given]
-    if missing:
-        raise ValueError(f"{key}: {', '.join(missing)}: missing; rope_type {kind} needs {', '.join(needed)}")
-    known = (*needed, *ALLOWED.get(kind, ()))
-    for name, value in given.items():
-        if name not in known:
-            raise ValueError(f"{key}: {name}: rope_type {kind} has {', '.join(known)} alone; leave it out")
-        if name == TRUNCATE and not isinstance(value, bool):
-            raise ValueError(f"{key}: {name}: is {value!r}, must be true or false")
-        is_number = type(value) in (int, float) and (0 < value <= LARGEST or (value == 0 and name in MAY_BE_ZERO))
-        if name != TRUNCATE and not is_number:
-            raise ValueError(f"{key}: {name}: is {value!r}, must be a number above 0 to {LARGEST}")
-    low, high = (given.get(name, limit) for name, limit in (("low_freq_factor", 0), ("high_freq_factor", 1)))
-    if low >= high:
-        raise ValueError(f"{key}: high_freq_factor: is {high}, must be above low_freq_factor, {low}")
 
 
 def check(recipe: Any) -> None:
@@ -268,13 +165,6 @@ def is_published(config: Mapping[str, Any]) -> bool:
     )
 
 
-def check_values(values: Mapping[str, Any], section: str, advice: str) -> None:
-    """Raise ValueError, with the key and the advice, for a number of a file that is none or lies outside its range."""
-    known = {name: value for name, value in values.items() if name != "ids"}
-    for fault in faults_of(Settings, known):
-        raise ValueError(f"{section}: {fault}; {advice}")
-
-
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, and more tokens than the draft vocabulary."""
     method = recipe.method
@@ -282,6 +172,39 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     if method.vocabulary is not None and method.vocabulary >= vocabulary:
         raise ValueError(
             f"recipe.method.vocabulary: {method.vocabulary}: the target has {vocabulary} tokens; give fewer, or null for all"
+        )
+
+
+# Layouts of drafts for another program than vLLM: its name, and the norms that it has no place for.
+LAYOUTS = {
+    "gguf": ("llama.cpp", ("fc_norm", "norm_output")),
+    "openvino": ("OpenVINO", ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")),
+}
+
+
+def check_layout(layout: str, method: Mapping[str, Any], context: int | None) -> None:
+    """Raise ValueError, with the key, for what a layout has no place for; no layout of LAYOUTS has one for windows."""
+    if layout not in LAYOUTS:
+        return
+    program, norms = LAYOUTS[layout]
+    for name in norms:
+        if method[name]:
+            raise ValueError(
+                f"recipe.method.{name}: true: {program} has no place for it; train with false, or serve this draft by vLLM"
+            )
+    layers = method["layers"]
+    if layout == "openvino" and layers is not None and 0 in layers:
+        raise ValueError(
+            f"recipe.method.layers: {list(layers)}: OpenVINO reads outputs of layers, and layer 0's input is none; train with "
+            "layers from 1 on, or serve this draft by vLLM"
+        )
+    window = method["sliding_window"]
+    if window is not None and (context is None or window < context):
+        texts = "texts of any length" if context is None else f"{context} tokens"
+        raise ValueError(
+            f"recipe.method.sliding_window: {window}: drafts see all of a text in {program}, here {texts}; keep to texts of "
+            f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, or serve this "
+            "draft by vLLM"
         )
 
 

@@ -18,8 +18,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from longspec.config.names import HUB_PREFIX
 from longspec.methods.draft_files import draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import OF_THE_TARGET, Eagle3Layer
-from longspec.methods.eagle3.weights import check_draft_state, draft_settings
+from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods.eagle3.method import METHOD
+from longspec.methods.layer_config import OF_THE_TARGET
 from longspec.models.weight_files import read_tensors, telling_damage
 
 VERSION = "0.9.0"
@@ -61,16 +62,16 @@ OPTIONAL = ("layer_types", "sliding_window", "dtype")  # without a window, and o
 
 
 def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json. Raises ValueError as of draft_settings and check_draft_state."""
-    settings, found = draft_settings(folder), read_draft_config(folder)
-    assert found is not None, "draft_settings refuses folders without"
+    """Tensors and config.json. Raises ValueError as of METHOD.stored_settings and METHOD.check_state."""
+    settings, found = METHOD.stored_settings(folder), read_draft_config(folder)
+    assert found is not None, "stored_settings refuses folders without"
     (file, config), weights_file = found, draft_weights_file(folder)
     with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
         layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
         of_layer, of_draft = _taken(config, OF_THE_LAYER), _taken(config, OF_THE_DRAFT)
         architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]]
     tensors = read_tensors(weights_file)
-    check_draft_state(layer, tensors, weights_file)
+    METHOD.check_state(layer, tensors, weights_file)
     source = config["target_source"]
     verifier = {
         "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],

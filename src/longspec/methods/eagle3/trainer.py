@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_rising
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings, layers_of
 from longspec.models.attention.chains import KeysValues, attend_chains
@@ -211,14 +211,3 @@ class Eagle3Trainer(DraftTrainer):
             agreement=sums.agreements_K[0] / max(1, reached[0]),
             counts=counts,
         )
-
-
-def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Tensor | None) -> None:
-    """Raise ValueError for positions that jump inside a document before a label: a chain's are its start's plus its steps."""
-    jumps_BS = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
-    if document_ids_BS is not None:
-        jumps_BS = jumps_BS & (document_ids_BS[:, 1:] == document_ids_BS[:, :-1])
-    has_label_BS = labels_BS[:, 1:] != NO_LABEL
-    followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
-    if bool((jumps_BS & followed_BS).any()):
-        raise ValueError("position_ids: must rise by one from token to token of a document")

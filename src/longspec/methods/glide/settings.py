@@ -9,12 +9,14 @@ from pydantic import Field
 
 from longspec.config.schema import KNOWN, LATER, OFFLINE
 from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole, means, words
+from longspec.engines import VLLM, Served
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
+ONE_FORWARD = False
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
-VLLM_METHOD: str | None = "draft_model"  # with the plugin of plugins/vllm
+SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
 ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), ("hard", "soft", "mix")
 
 COUNTS: dict[str, str] = {}

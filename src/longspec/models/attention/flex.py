@@ -50,10 +50,22 @@ def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visi
     return seen_BNSD, beside.lse
 
 
+def attend_by(mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> Tensor:
+    """Attention output [B, N, S, D] by a mask that is made already. Raises ValueError for a gradient on a CPU."""
+    check_trains(q_BNSD, k_BKTD, v_BKTD)
+    enable_gqa = q_BNSD.shape[1] != k_BKTD.shape[1]
+    return compiled(dynamic=False)(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+
+
+def check_trains(*tensors: Tensor) -> None:
+    """Raise ValueError for a gradient on a CPU."""
+    if tensors[0].device.type == "cpu" and needs_gradient(*tensors):
+        raise ValueError(NO_BACKWARD)
+
+
 def _arguments(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> dict[str, Any]:
     """Arguments of a call beside queries, keys and values."""
-    if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
-        raise ValueError(NO_BACKWARD)
+    check_trains(q_BNSD, k_BKTD, v_BKTD)
     rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
     mask = visibility.once(("flex", rows, queries, keys), lambda: block_mask(visibility, rows, queries, keys, q_BNSD.device))
     return {"block_mask": mask, "scale": scale, "enable_gqa": q_BNSD.shape[1] != k_BKTD.shape[1]}
@@ -66,17 +78,47 @@ def block_mask(visibility: Visibility, rows: int, queries: int, keys: int, devic
     block's queries, taken together, reach them; the bounds themselves then decide key by key.
     """
     first_BS, last_BS = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, device))
+    part_BQL, whole_BQL = _visited(first_BS, last_BS, keys)
+
+    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (key >= first_BS[row, query]) & (key <= last_BS[row, query])
+
+    return BlockMask.from_kv_blocks(
+        *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
+    )
+
+
+def _visited(first_BS: Tensor, last_BS: Tensor, keys: int) -> tuple[Tensor, Tensor]:
+    """Which blocks of `keys` keys each block of queries visits by these bounds: in part, and whole; bool [B, Q, L]."""
     sees_BS = last_BS >= first_BS
-    key_blocks = torch.arange(0, keys, BLOCK, device=device)
+    key_blocks = torch.arange(0, keys, BLOCK, device=first_BS.device)
     lowest_BQ1 = -_largest(-first_BS.where(sees_BS, keys), -keys)
     highest_BQ1 = _largest(last_BS.where(sees_BS, -1), -1)
     whole_BQL = (_largest(first_BS.where(sees_BS, keys), 0) <= key_blocks) & (
         -_largest(-last_BS.where(sees_BS, -1), -keys) >= key_blocks + BLOCK - 1
     )
     part_BQL = (lowest_BQ1 <= key_blocks + BLOCK - 1) & (highest_BQ1 >= key_blocks) & ~whole_BQL
+    return part_BQL, whole_BQL
+
+
+def draft_block_mask(first_BQ: Tensor, last_BQ: Tensor, slots: int, is_causal: bool, text: int) -> BlockMask:
+    """The block mask of drafted blocks of `slots` queries each, over `text` keys and, behind them, one key for each query.
+
+    Query q sees the text's keys between its bounds, and the keys of its own drafted block, is_causal: up to its own.
+    """
+    queries = first_BQ.shape[1]
+    keys = text + queries
+    part_BQL, whole_BQL = _visited(first_BQ, last_BQ, keys)
+    low_Q1 = torch.arange(0, queries, BLOCK, device=first_BQ.device)[:, None]
+    high_Q1 = (low_Q1 + BLOCK - 1).clamp_max(queries - 1)
+    own_low_Q1, own_high_Q1 = text + low_Q1 // slots * slots, text + (high_Q1 // slots + 1) * slots - 1
+    key_L = torch.arange(0, keys, BLOCK, device=first_BQ.device)
+    part_BQL = (part_BQL | ((own_low_Q1 <= key_L + BLOCK - 1) & (own_high_Q1 >= key_L))) & ~whole_BQL
 
     def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= first_BS[row, query]) & (key <= last_BS[row, query])
+        own = (key >= text) & ((key - text) // slots == query // slots)
+        own = own & (key - text <= query) if is_causal else own
+        return own | ((key >= first_BQ[row, query]) & (key <= last_BQ[row, query]))
 
     return BlockMask.from_kv_blocks(
         *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)

@@ -183,14 +183,13 @@ def text_gradients(
     grad_BNSD: Tensor, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, whole: Part, visibility: Visibility, scale: float
 ) -> Gradients:
     """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
-    one_call: Callable[..., Gradients] = _fused_gradients if q_BNSD.device.type == KERNEL_DEVICE else _plain_gradients
     of_q_BNSD = torch.zeros_like(q_BNSD)
     of_k_BKSD, of_v_BKSD = torch.zeros_like(k_BKSD), torch.zeros_like(v_BKSD)
     heads = k_BKSD.shape[1], q_BNSD.shape[1] // k_BKSD.shape[1]
     for call in _calls(q_BNSD, k_BKSD, visibility):
         of_queries = [x[call.queries].unflatten(0, heads) for x in (grad_BNSD, q_BNSD, *whole)]
         mask_QL = _mask(call, visibility, of_queries[1])
-        of_q, of_k, of_v = one_call(of_queries, k_BKSD[call.keys], v_BKSD[call.keys], mask_QL, scale)
+        of_q, of_k, of_v = part_gradients(of_queries, k_BKSD[call.keys], v_BKSD[call.keys], mask_QL, scale)
         of_q_BNSD[call.queries].unflatten(0, heads).copy_(of_q)
         of_k_BKSD[call.keys].add_(of_k)
         of_v_BKSD[call.keys].add_(of_v)
@@ -259,6 +258,15 @@ def attend_part(q_KGQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | 
         lse.append(scores_GQL.logsumexp(-1))
         seen.append(scores_GQL.sub_(lse[-1][..., None]).exp_().to(v_LD.dtype) @ v_LD)
     return torch.stack(seen), torch.stack(lse)
+
+
+def part_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Gradients:
+    """Gradients of queries, keys and values of attend_part's one row.
+
+    of_queries: the output's gradient, queries, and output and log-sum-exp over all keys, also those that are not these.
+    """
+    one_call: Callable[..., Gradients] = _fused_gradients if k_KLD.device.type == KERNEL_DEVICE else _plain_gradients
+    return one_call(of_queries, k_KLD, v_KLD, mask_QL, scale)
 
 
 def _fused_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Gradients:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from longspec.answers.settings import ENDPOINT
+from longspec.engines import OURS
 from longspec.families import UNSPLIT, WHOLE_HEADS
-from longspec.measure.tasks import OURS
 from longspec.models.model_folder import INDEX, weight_files
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan

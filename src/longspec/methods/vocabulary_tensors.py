@@ -1,6 +1,6 @@
-"""EAGLE-3 weights under the names that engines load, the draft vocabulary beside them, and the settings of a draft folder.
+"""A draft vocabulary as tensors beside a draft's weights, under the names that engines load, and the settings of such a draft.
 
-The vocabulary is two tensors. d2t: int64, for each draft token its target token less its own number; t2d: bool, which of the
+Two tensors. d2t: int64, for each draft token its target token less its own number; t2d: bool, which of the
 target's tokens are draft tokens. Both engines read d2t and pass over t2d (load_weights of llama_eagle3.py in vLLM 0.32 and
 SGLang 0.5.23); the `speculators` package needs both. A draft that proposes all of the target's tokens has neither: vLLM then
 has no place for d2t and refuses the file.
@@ -11,20 +11,17 @@ Shapes: V draft vocabulary, T target's vocabulary.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from longspec.methods import draft_files
-from longspec.methods.draft_files import AGAIN, draft_weights_file
-from longspec.methods.eagle3.settings import NAME, Settings
+from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config, stored_settings
+from longspec.methods.layer_shape import LayerSettings
 from longspec.models.weight_files import check_state, read_tensors
 
 D2T, T2D = "d2t", "t2d"
-NORMS_BEFORE_FC = {
-    "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
-    "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
-}
+Settings = TypeVar("Settings", bound=LayerSettings)
 
 
 def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, Tensor]:
@@ -64,7 +61,7 @@ def ids_of(
     return tuple(ids_V.tolist())
 
 
-def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
+def with_vocabulary(state: dict[str, Tensor], settings: LayerSettings) -> dict[str, Tensor]:
     """The layer's own names, with d2t and t2d where some of the target's tokens are proposed and they are known."""
     if settings.ids is not None:
         assert settings.target_vocabulary is not None, "ids come with the size of the vocabulary that they are chosen from"
@@ -72,14 +69,17 @@ def published_layout(state: dict[str, Tensor], settings: Settings) -> dict[str, 
     return dict(sorted(state.items()))
 
 
-def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+def check_with_vocabulary(
+    layer: nn.Module, state: dict[str, Tensor], source: object, hints: Mapping[str, str] | None = None
+) -> None:
     """Raise ValueError as of check_state, and for a file with a d2t or t2d of another draft vocabulary, or without them.
 
-    A checkpoint has neither, and is held against a layer without numbers.
+    A checkpoint has neither, and is held against a layer without numbers. hints: what else may be at fault, by a part of the
+    name of a tensor that is missing or unknown.
     """
     weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
     strange = layer.state_dict().keys() ^ weights.keys()
-    hint = "".join(told for name, told in NORMS_BEFORE_FC.items() if name in str(strange))
+    hint = "".join(told for name, told in (hints or {}).items() if name in str(strange))
     check_state(layer, weights, source, hint=hint)
     own_V = layer.ids_V
     assert own_V is None or isinstance(own_V, Tensor)
@@ -98,19 +98,19 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
         )
 
 
-def draft_settings(path: str | Path) -> Settings:
-    """The settings of a draft folder, its tokens from d2t.
+def draft_settings(path: str | Path, name: str, schema: type[Settings]) -> Settings:
+    """The settings of a draft folder of the method of this name, its tokens from d2t.
 
     Raises ValueError with file, key and both values where they are strange.
     """
-    found, settings = draft_files.read_draft_config(path, NAME), draft_files.stored_settings(path, Settings)
+    found, settings = read_draft_config(path, name), stored_settings(path, schema)
     if found is None or settings is None:
         raise ValueError(
             f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
         )
     file, content = found
     tokens, weights_file = content["target"]["vocab_size"], draft_weights_file(path)
-    state = read_tensors(weights_file, lambda name: name in (D2T, T2D))
+    state = read_tensors(weights_file, lambda key: key in (D2T, T2D))
     if settings.vocabulary not in (None, tokens):
         return replace(settings, ids=ids_of(state, settings.vocabulary, tokens, weights_file, AGAIN), target_vocabulary=tokens)
     own = sorted(state.keys() & {D2T, T2D})
@@ -118,3 +118,11 @@ def draft_settings(path: str | Path) -> Settings:
         told = f"by settings: vocabulary of {file.name} all {tokens} tokens are proposed"
         raise ValueError(f"{weights_file}: {', '.join(own)}: is there, but {told}; {AGAIN}")
     return settings if settings.vocabulary is None else replace(settings, ids=tuple(range(tokens)), target_vocabulary=tokens)
+
+
+def check_vocabulary(settings: LayerSettings) -> None:
+    """Raise ValueError where a draft is to be trained, written or decoded, and its vocabulary was not read."""
+    if settings.vocabulary is not None and settings.ids is None:
+        raise ValueError(
+            f"recipe.method.vocabulary: {settings.vocabulary}: the file of the draft vocabulary is missing; give --vocabulary"
+        )

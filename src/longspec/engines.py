@@ -1,0 +1,59 @@
+"""Engines that decode: their names, what they load and what they cannot do. No torch: runs are planned with it.
+
+Each but our own is a module in measure/engines, run by the Python of an environment of its own, `.venv-serve/<name>`. How an
+engine loads the drafts of a method, the method's settings say (SERVED).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+OURS, VLLM, LLAMA_CPP, OPENVINO = "longspec", "vllm", "llama.cpp", "openvino"
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine of another environment.
+
+    name: of evaluation.engine; title: its own name; module: of measure/engines; lookup: its name of prompt lookup;
+    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself.
+    """
+
+    name: str
+    title: str
+    module: str
+    lookup: str
+    target_layout: str | None
+    trees: bool
+    samples: bool
+
+    @property
+    def python(self) -> str:
+        """Return the interpreter of its environment."""
+        return f".venv-serve/{self.name}/bin/python"
+
+    @property
+    def install(self) -> str:
+        """Return the command that makes its environment."""
+        return f"`make .venv-serve/{self.name}/.stamp`"
+
+
+@dataclass(frozen=True)
+class Served:
+    """How an engine loads a method's drafts. kind: its own name of such drafts; layout: None for the draft folder itself."""
+
+    kind: str
+    layout: str | None = None
+
+    def folder(self, draft: Path) -> Path:
+        """Return what is loaded of a draft folder: itself, or that of the layout in it."""
+        return draft / (self.layout or "")
+
+
+ENGINES = {
+    engine.name: engine
+    for engine in (
+        Engine(VLLM, "vLLM", "vllm", lookup="ngram", target_layout=None, trees=False, samples=True),
+        Engine(LLAMA_CPP, "llama.cpp", "llama_cpp", lookup="ngram-simple", target_layout="gguf", trees=False, samples=False),
+        Engine(OPENVINO, "OpenVINO", "openvino", lookup="prompt_lookup", target_layout=None, trees=False, samples=False),
+    )
+}

@@ -1,0 +1,230 @@
+"""One request at a time through llama.cpp's server, which the package xllamacpp has: the only door to llama.cpp.
+
+    python -m longspec.measure.engines.llama_cpp JOB        in an environment that has xllamacpp
+
+The server is a part of this process, and ends it where it aborts. Its stream says after each token how many drafts were made
+and kept so far in this request. The rounds are read from these, and held against its counters by position.
+"""
+
+import http.client
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice, product
+from typing import Any
+from urllib.parse import urlsplit
+
+from longspec.measure.engines.protocol import Answer, Job, Request, run
+
+PACKAGE = "xllamacpp"
+INSTALL = "install the one of serve/llama.cpp.txt, by `make .venv-serve/llama.cpp/.stamp`"
+# Its threads spin while they wait, and fight with all else that runs: so one, unless a user says more.
+THREADS = "OMP_NUM_THREADS"
+ERRORS_ALONE = 1  # of what it prints
+KEPT = re.compile(r'^llamacpp:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)$', re.MULTILINE)
+MOST_TRIED = 100_000  # ways to read rounds that the stream leaves open
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A running server. tokens: drafted ones of a round, 0 without draft."""
+
+    server: Any
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """What the server's stream says at a token: how many there are, drafts made and kept so far, seconds since the first."""
+
+    tokens: int
+    drafted: int
+    kept: int
+    seconds: float
+
+
+def load(job: Job) -> Engine:
+    """Start the server. Raises ValueError where it refuses, and for a version without what is set here."""
+    import xllamacpp
+
+    try:
+        settings = _settings(job, xllamacpp)
+    except AttributeError as error:
+        raise ValueError(f"evaluation.engine: llama.cpp: {PACKAGE} is of another version: {error}; {INSTALL}") from None
+    try:
+        return Engine(xllamacpp.Server(settings), job.tokens if job.method else 0)
+    except RuntimeError as error:
+        files = " and ".join(filter(None, (job.model, job.draft)))
+        raise ValueError(f"evaluation.engine: llama.cpp: does not load {files}, for the reason above ({error})") from None
+
+
+def _settings(job: Job, xllamacpp: Any) -> Any:
+    """Return the parameters of a server for one request at a time."""
+    settings = xllamacpp.CommonParams()
+    threads = int(os.environ.get(THREADS) or 1)
+    settings.model.path = job.model
+    settings.n_ctx = job.positions + job.tokens + 2  # it drafts no further than two tokens from its end
+    settings.n_parallel = 1
+    settings.fit_params = settings.warmup = settings.ctx_shift = settings.ui = False
+    settings.cache_ram_mib = 0
+    settings.endpoint_metrics = True
+    settings.verbosity = ERRORS_ALONE
+    draft = settings.speculative.draft
+    for each in (settings.cpuparams, settings.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
+        each.n_threads = threads
+    if job.dtype == "float32":  # else keys and values are kept in float16, and its flash attention rounds to that
+        settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        for each in (settings, draft):
+            each.cache_type_k = each.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    if job.method is not None:
+        kind = f"COMMON_SPECULATIVE_TYPE_{job.method.upper().replace('-', '_')}"
+        settings.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
+        draft.n_max, draft.n_min, draft.p_min = job.tokens, 0, 0.0
+        if job.draft is not None:
+            draft.mparams.path = job.draft
+    return settings
+
+
+def answer(engine: Engine, request: Request, repeats: int) -> Answer:
+    """Decode a request greedily.
+
+    It is asked for a round more than is wanted: its last rounds draft no further than the text may go. Raises ValueError where
+    its stream and its counters contradict each other.
+    """
+    body = {
+        "prompt": request.prompt,
+        "n_predict": request.max_tokens + engine.tokens,
+        "temperature": 0,
+        "cache_prompt": False,  # prompts share no work, so that each one's seconds are its own
+        "return_tokens": True,
+    }
+    before = _kept_by_place(engine)
+    seen, events = _streamed(engine, body)
+    counted = [now - earlier for now, earlier in zip(_kept_by_place(engine), before, strict=True)]
+    others = [_streamed(engine, body)[1] for _ in range(repeats - 1)]
+    text, likeliest = seen, list[dict[str, Any]]()
+    if request.best or len(seen) < events[-1].tokens:  # the stream leaves out tokens that end within a character
+        whole = _post(engine, body | ({"n_probs": request.best} if request.best else {}))
+        text, likeliest = whole["tokens"], whole.get("completion_probabilities", [])
+        if left := list(_not_in(text, seen)):
+            raise ValueError(f"{request.id}: llama.cpp's text lacks {left} when it is asked again; {INSTALL}")
+    kept = rounds_of(events, engine.tokens, counted)
+    ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
+    length = next(ends, min(len(text), request.max_tokens))
+    steps, accepted = cut(kept, length)
+    return Answer(
+        id=request.id,
+        tokens=text[:length],
+        steps=steps,
+        accepted=sum(accepted),
+        accepted_by_place=[sum(count > place for count in accepted) for place in range(engine.tokens)],
+        seconds=[next(event.seconds for event in each if event.tokens >= length) for each in (events, *others)],
+        best=list(_best(text[:length], likeliest)) if request.best else [],
+    )
+
+
+def _not_in(text: list[int], seen: list[int]) -> Iterator[int]:
+    """Yield what is not in a text behind all that was seen before it."""
+    left = iter(text)
+    return (token for token in seen if token not in left)
+
+
+def rounds_of(events: list[Event], chain: int, counted: list[int]) -> list[int]:
+    """Return the drafts kept in each round, the prompt's step left out.
+
+    The stream is silent while a character lacks bytes; what several rounds in such a silence have kept together is parted so
+    that it gives the counters by place. Raises ValueError where none does.
+    """
+    ways: list[list[tuple[int, ...]]] = []
+    last = Event(1, 0, 0, 0.0)  # where the round ended that was read last
+    for event in events:
+        new, drafted, kept = event.tokens - last.tokens, event.drafted - last.drafted, event.kept - last.kept
+        if new <= 0:  # of the same round
+            continue
+        rounds = max(1, -(-drafted // chain) if chain else 0, new - kept)
+        ways.append(list(_ways(rounds, kept, chain, new)))
+        last = Event(last.tokens + rounds + kept, event.drafted, event.kept, event.seconds)
+    for way in islice(product(*ways), MOST_TRIED):
+        found = [kept for rounds in way for kept in rounds]
+        if [sum(kept > place for kept in found) for place in range(chain)] == counted:
+            return found
+    raise ValueError(f"llama.cpp counted {counted} kept drafts by position, its stream gives others; {INSTALL}")
+
+
+def _ways(rounds: int, kept: int, chain: int, new: int) -> Iterator[tuple[int, ...]]:
+    """Yield the ways in which so many rounds keep so many drafts, the last of them at the text's `new`th token from here."""
+    for way in product(range(min(chain, kept) + 1), repeat=rounds):
+        if sum(way) == kept and sum(way[:-1]) + rounds - 1 < new:
+            yield way
+
+
+def cut(kept: list[int], length: int) -> tuple[list[int], list[int]]:
+    """Return steps and kept drafts of the rounds that reach this length; the last step is cut, its round is whole."""
+    steps, accepted = [1], list[int]()
+    for count in kept:
+        left = length - sum(steps)
+        if left <= 0:
+            break
+        steps.append(min(count + 1, left))
+        accepted.append(count)
+    return steps, accepted
+
+
+def _best(text: list[int], likeliest: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:
+    """Yield the likeliest tokens at each place, with their log probabilities, which differ as the logits do.
+
+    At a token that ends within a character the server leaves them out; the token itself is then all that is known.
+    """
+    left = iter(likeliest)
+    place = next(left, None)
+    for token in text:
+        if place is None or place["id"] != token:
+            yield [(token, 0.0)]
+            continue
+        yield [(each["id"], each["logprob"]) for each in place["top_logprobs"]]
+        place = next(left, None)
+
+
+def _kept_by_place(engine: Engine) -> list[int]:
+    """Return the server's counters; none before the first draft."""
+    with _asked(engine, "GET", "/metrics", None) as reply:
+        found = {int(place): int(count) for place, count in KEPT.findall(reply.read().decode())}
+    return [found.get(place, 0) for place in range(engine.tokens)]
+
+
+def _streamed(engine: Engine, body: dict[str, Any]) -> tuple[list[int], list[Event]]:
+    """Return the tokens that the stream names, and what it says at each."""
+    tokens: list[int] = []
+    events: list[Event] = []
+    with _asked(engine, "POST", "/completion", body | {"stream": True, "timings_per_token": True}) as reply:
+        for line in reply:
+            if line.startswith(b"data: {"):
+                content = json.loads(line.removeprefix(b"data: "))
+                tokens += content["tokens"]
+                times = content["timings"]
+                drafts = (times.get("draft_n", 0), times.get("draft_n_accepted", 0))
+                events.append(Event(times["predicted_n"], *drafts, times["predicted_ms"] / 1000))
+    return tokens, events
+
+
+def _post(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
+    with _asked(engine, "POST", "/completion", body) as reply:
+        found: dict[str, Any] = json.loads(reply.read())
+    return found
+
+
+def _asked(engine: Engine, verb: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
+    """Ask the server, past any proxy. Raises ValueError with its words where it refuses."""
+    connection = http.client.HTTPConnection(urlsplit(engine.server.listening_address).netloc)
+    content = None if body is None else json.dumps(body)
+    connection.request(verb, path, content, {"Content-Type": "application/json", "Connection": "close"})
+    reply = connection.getresponse()
+    if reply.status != http.client.OK:
+        raise ValueError(f"llama.cpp answers {path} with {reply.status}: {reply.read().decode(errors='replace')[:300]}")
+    return reply
+
+
+if __name__ == "__main__":
+    run((PACKAGE,), load, answer)

@@ -1,0 +1,171 @@
+"""One request at a time through OpenVINO GenAI, with the sizes of its steps: the only door to OpenVINO.
+
+    python -m longspec.measure.engines.openvino JOB        in an environment that has openvino-genai and optimum-intel
+
+Target and draft are converted to OpenVINO's format by a process of its own (openvino_ir.py), so that torch is gone when the
+pipeline starts. Files that are in this format already are loaded as they are.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longspec.measure.engines.openvino_ir import MODEL, is_converted
+from longspec.measure.engines.protocol import Answer, Job, Request, run
+
+INSTALL = "install the one of serve/openvino.txt, by `make .venv-serve/openvino/.stamp`"
+CONVERTER = "longspec.measure.engines.openvino_ir"
+THREADS = "OMP_NUM_THREADS"
+# In which OpenVINO computes, and keeps keys and values, which it quantizes to 8 bits unless it is told.
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
+LOOKUP, NGRAM = "prompt_lookup", 3  # n-grams as of decode.lookup.LookupDrafter
+CHUNK = 256  # tokens of a forward whose logits are all held
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A pipeline. tokens: drafted ones of a round, 0 without draft; target: the compiled target, which alone tells logits."""
+
+    pipeline: Any
+    kind: str | None
+    tokens: int
+    target: Any
+
+
+def load(job: Job) -> Engine:
+    """Start the pipeline of a job. Raises ValueError for what cannot be converted or is not loaded."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    target, draft = _converted(job)
+    import openvino
+    import openvino_genai
+
+    precision = PRECISIONS[job.dtype]
+    properties = {
+        "INFERENCE_PRECISION_HINT": precision,
+        "INFERENCE_NUM_THREADS": int(os.environ.get(THREADS) or 1),
+    }
+    cached = properties | {"KV_CACHE_PRECISION": precision}
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False  # prompts share no work, so that each one's seconds are its own
+    scheduler.max_num_batched_tokens = max(job.positions, CHUNK)  # a prompt is one step
+    kinds: dict[str, Any] = {"scheduler_config": scheduler}
+    if draft is not None:
+        kinds["draft_model"] = openvino_genai.draft_model(str(draft), "CPU", **cached)
+    elif job.method == LOOKUP:
+        kinds["prompt_lookup"] = True
+    try:
+        pipeline = openvino_genai.LLMPipeline(str(target), "CPU", **kinds, **cached)
+        wants_logits = any(request.best for request in job.requests)
+        alone = openvino.Core().compile_model(target / MODEL, "CPU", properties) if wants_logits else None
+    except RuntimeError as error:
+        files = " and ".join(filter(None, (job.model, job.draft)))
+        told = str(error).strip().splitlines()[-1]
+        raise ValueError(f"evaluation.engine: openvino: does not load {files}: {told}") from None
+    return Engine(
+        pipeline, job.method, job.tokens if job.method else 0, None if alone is None else alone.create_infer_request()
+    )
+
+
+def _converted(job: Job) -> tuple[Path, Path | None]:
+    """Return the folders of target and draft in OpenVINO's format, in job.scratch where they are not so already."""
+    target, draft, out = Path(job.model), None if job.draft is None else Path(job.draft), Path(job.scratch)
+    own_target, own_draft = is_converted(target), draft is not None and is_converted(draft)
+    if own_target and draft is not None and not own_draft:
+        raise ValueError(f"{target}: is in OpenVINO's format, {draft} is not; give both in this format, or neither")
+    if not own_target:
+        more = [] if draft is None or own_draft else ["--draft", str(draft)]
+        done = subprocess.run([sys.executable, "-m", CONVERTER, str(target), str(out), *more], check=False)
+        if done.returncode:
+            raise ValueError(f"evaluation.engine: openvino: {target} was not converted, for the reason above")
+    return (target if own_target else out / "target"), (draft if draft is None or own_draft else out / "draft")
+
+
+def answer(engine: Engine, request: Request, repeats: int) -> Answer:
+    """Decode a request greedily. The repeats are told by their seconds alone.
+
+    It is asked for a round more than is wanted: its last rounds draft no further than the text may go.
+    """
+    import numpy
+    import openvino
+
+    prompt = openvino.Tensor(numpy.array([request.prompt], dtype=numpy.int64))
+    settings = _settings(engine, request)
+    found, *others = [engine.pipeline.generate(prompt, settings) for _ in range(repeats)]
+    tokens = [int(token) for token in found.tokens[0][: request.max_tokens]]
+    ends = (place for place, token in enumerate(tokens, start=1) if token in request.stop)
+    tokens = tokens[: next(ends, len(tokens))]
+    whole = rounds_within(list(found.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
+    kept = [size - 1 for size in whole[1:]]
+    return Answer(
+        id=request.id,
+        tokens=tokens,
+        steps=[*whole[:-1], len(tokens) - sum(whole[:-1])],
+        accepted=sum(kept),
+        accepted_by_place=[sum(count > place for count in kept) for place in range(engine.tokens)],
+        seconds=[_seconds(each, len(whole)) for each in (found, *others)],
+        best=list(_best(engine.target, request, tokens)) if request.best else [],
+    )
+
+
+def rounds_within(sizes: list[int], length: int) -> list[int]:
+    """Return the tokens of each step up to the one that reaches this length, the last one's uncut; the prompt's step is first.
+
+    Raises ValueError for steps that are not these.
+    """
+    reached = (number for number in range(1, len(sizes) + 1) if sum(sizes[:number]) >= length)
+    number = next(reached, None)
+    if number is None or sizes[0] != 1:
+        raise ValueError(f"OpenVINO names steps of {sizes} tokens for a text of {length}; {INSTALL}")
+    return sizes[:number]
+
+
+def _settings(engine: Engine, request: Request) -> Any:
+    import openvino_genai
+
+    settings = openvino_genai.GenerationConfig()
+    settings.max_new_tokens = request.max_tokens + engine.tokens
+    settings.do_sample = False
+    settings.ignore_eos = not request.stop
+    # Without a tokenizer it knows none, and asks for one.
+    settings.eos_token_id = request.stop[0] if request.stop else 0
+    settings.stop_token_ids = set(request.stop)
+    if engine.tokens:
+        settings.num_assistant_tokens = engine.tokens
+    if engine.kind == LOOKUP:
+        settings.max_ngram_size = NGRAM
+    return settings
+
+
+def _seconds(found: Any, steps: int) -> float:
+    """Return the seconds from the first token to the end of the last of so many steps."""
+    milliseconds = found.perf_metrics.raw_metrics.m_new_token_times
+    return float(milliseconds[steps - 1] - milliseconds[0]) / 1000
+
+
+def _best(target: Any, request: Request, tokens: list[int]) -> Iterator[list[tuple[int, float]]]:
+    """Yield the likeliest tokens at each place of a text, with their logits, by the target alone: the pipeline has none."""
+    import numpy
+
+    ids = [*request.prompt, *tokens[:-1]]
+    target.reset_state()
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        end = start + len(part)
+        inputs = {
+            "input_ids": numpy.array([part], dtype=numpy.int64),
+            "attention_mask": numpy.ones((1, end), dtype=numpy.int64),
+            "position_ids": numpy.arange(start, end, dtype=numpy.int64)[None],
+            "beam_idx": numpy.zeros(1, dtype=numpy.int32),
+        }
+        logits_SV = target.infer(inputs)["logits"][0]
+        for logits_V in logits_SV[max(0, len(request.prompt) - 1 - start) :]:
+            likeliest = numpy.argsort(-logits_V, kind="stable")[: request.best]
+            yield [(int(token), float(logits_V[token])) for token in likeliest]
+
+
+if __name__ == "__main__":
+    run(("openvino_genai", "openvino", "optimum", "transformers", "torch"), load, answer)

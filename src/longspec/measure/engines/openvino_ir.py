@@ -1,0 +1,119 @@
+"""A target and its EAGLE-3 draft as OpenVINO's model files (IR), in float32. OpenVINO rounds them itself where it is asked to.
+
+    python -m longspec.measure.engines.openvino_ir TARGET OUT                  in an environment that has optimum-intel
+    python -m longspec.measure.engines.openvino_ir TARGET OUT --draft DRAFT    DRAFT: an export of the layout openvino
+
+Read in optimum-intel 2.2.0 (exporters/openvino) and OpenVINO GenAI 2026.4 (speculative_decoding/eagle3_model_transforms.cpp):
+
+embeddings: the draft's are replaced by the target's when a pipeline is made; the file needs some, so it has these.
+hidden_layers_list: an entry of the file's rt_info. The layers whose outputs the draft reads, three numbers. Where it is missing
+    the outputs of layers 2, L // 2 and L - 3 are taken, from ten layers on: drafts elsewhere read the inputs of these.
+d2t: target token less draft token, as in the draft's file.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+MODEL = "openvino_model.xml"
+LAYERS = "hidden_layers_list"
+TASK = "text-generation-with-past"
+
+
+def is_converted(folder: Path) -> bool:
+    """Whether a folder has a model in OpenVINO's format."""
+    return (folder / MODEL).is_file()
+
+
+def convert_target(folder: Path, out: Path) -> None:
+    """Write a target's folder as OpenVINO's, with its tokenizer where it has one."""
+    from transformers import AutoTokenizer
+
+    _write(_load_target(folder), out)
+    if (folder / "tokenizer.json").is_file():
+        from optimum.exporters.openvino.convert import export_tokenizer
+
+        export_tokenizer(AutoTokenizer.from_pretrained(folder, trust_remote_code=False), out)
+
+
+def convert_draft(folder: Path, target: Path, out: Path) -> None:
+    """Write a draft of the layout `openvino` as OpenVINO's, with its target's embeddings and the layers that it reads."""
+    import openvino
+    import torch
+    from optimum.exporters.openvino.model_patcher import LlamaEagle3ForCausalLM
+    from safetensors.torch import load_file
+    from transformers import LlamaConfig
+
+    class Draft(LlamaEagle3ForCausalLM):
+        """A class of this module: optimum-intel looks for the library of its own classes in vain."""
+
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if LAYERS not in content:
+        raise ValueError(f"{folder}: config.json has no {LAYERS}; make it by `longspec export DRAFT --layout openvino`")
+    draft = Draft(LlamaConfig(**content))
+    tensors = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    with torch.no_grad():
+        tensors["model.embed_tokens.weight"] = _load_target(target).get_input_embeddings().weight
+    draft.load_state_dict(tensors, strict=True)
+    plain = out.with_name(f"{out.name}.plain")
+    _write(draft.float(), plain)
+    model = openvino.Core().read_model(plain / MODEL)
+    model.set_rt_info(content[LAYERS], [LAYERS])
+    openvino.save_model(model, out / MODEL, compress_to_fp16=False)
+    shutil.copyfile(plain / "config.json", out / "config.json")
+    del model  # its weights are those of the file
+    shutil.rmtree(plain)
+
+
+def _load_target(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, trust_remote_code=False)
+
+
+def _write(model: Any, out: Path) -> None:
+    from optimum.exporters.openvino.convert import export_from_model
+    from optimum.intel import OVConfig
+
+    export_from_model(model.eval(), out, task=TASK, ov_config=OVConfig(dtype="fp32"), stateful=True)
+
+
+def make(target: Path, draft: Path | None, out: Path) -> None:
+    """Write out/target and, of a draft, out/draft. What is there already is left alone; each appears whole."""
+    work: dict[str, Any] = {"target": lambda place: convert_target(target, place)}
+    if draft is not None:
+        work["draft"] = lambda place: convert_draft(draft, target, place)
+    for name, convert in work.items():
+        if (out / name).exists():
+            continue
+        beside = out / f"{name}.unfinished"
+        shutil.rmtree(beside, ignore_errors=True)
+        beside.mkdir(parents=True)
+        convert(beside)
+        beside.replace(out / name)
+
+
+def main() -> None:
+    """Convert what the command line names."""
+    parser = argparse.ArgumentParser(description="Write a target and its EAGLE-3 draft in OpenVINO's format.")
+    parser.add_argument("target", type=Path, help="the target's folder")
+    parser.add_argument("out", type=Path, help="the folder to make `target` and `draft` in")
+    parser.add_argument("--draft", type=Path, help="a draft as `longspec export DRAFT --layout openvino` writes it")
+    options = parser.parse_args()
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    logging.captureWarnings(True)
+    logging.getLogger("py.warnings").setLevel(logging.ERROR)  # its tracer's, of each layer
+    try:
+        make(options.target, options.draft, options.out)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""DFlash drafts that other trainers published, read into the house's own tensors and settings.
+
+Two layouts. That of the engines (z-lab/*, and a draft folder of ours): the layers' fields in config.json itself, and in
+`dflash_config.target_layer_ids` the target's layers whose outputs are read. That of the package `speculators`: the layers'
+fields in `transformer_layer_config`, and in `aux_hidden_state_layer_ids` the target's layers whose inputs are read. Tensors
+have the same names in both. Fields that are left out have Qwen3Config's defaults, as in engines.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+
+from longspec.distributed import log
+from longspec.methods.dflash.layer import K_NORM
+from longspec.methods.dflash.settings import Settings, layers_of, mask_token_of
+from longspec.methods.layer_shape import check_values
+from longspec.methods.published_files import (
+    ELSEWHERE,
+    EMBEDDINGS,
+    HEAD,
+    OF_CONFIG,
+    check_embeddings,
+    own_names,
+    own_shape,
+    strange_fields,
+    vocabulary_of,
+    warn_of_positions,
+)
+from longspec.models.weight_files import read_folder, telling_damage
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+MASK_EMBEDDING = "mask_embedding.pt"
+# Field of the layers, of the draft, or of dflash_config -> its values that mean what our layers compute, a missing one too.
+REPRESENTED: dict[str, tuple[Any, ...]] = {
+    "model_type": (None, "qwen3"),
+    "attention_bias": (None, False),
+    "quantization_config": (None,),
+    "logit_scale": (None, 1, 1.0),
+    "sample_from_anchor": (None, False),
+    "use_aux_hidden_state": (None, True),
+    "attention_value_scale": (None, 1, 1.0),
+    "attention_sink_bias": (None, False),
+}
+
+
+def window_of(found: dict[str, Any], depth: int, file: Path) -> int | None:
+    """The window of all layers; None: none. Raises ValueError for layers of both kinds, and for others than ours in causality.
+
+    Ours that slide are causal within a block, and others are not. is_causal wins over causal, as in vLLM.
+    """
+    types = found.get("layer_types") or [SLIDING if found.get("use_swa") else FULL] * depth
+    if len(types) != depth or len(set(types)) > 1 or types[0] not in (SLIDING, FULL):
+        raise ValueError(f"{file}: layer_types: is {types!r}, must be {depth} times {SLIDING}, or {FULL}; take another draft")
+    slides = types[0] == SLIDING
+    non_causal = found.get("sliding_window_non_causal")
+    causal = next((found[name] for name in ("is_causal", "causal") if found.get(name) is not None), slides)
+    if causal != slides or (slides and non_causal):
+        raise ValueError(
+            f"{file}: is_causal, causal, sliding_window_non_causal: slots in layers of {types[0]} see "
+            f"{'earlier' if causal and not non_causal else 'all'} slots of their block; in drafts of ours those in layers of "
+            f"{SLIDING} see earlier ones, those of {FULL} all; take another draft"
+        )
+    window = found.get("sliding_window") or found.get("swa_window_size")
+    return int(window) if slides and window is not None else None
+
+
+def read_published(
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+) -> tuple[dict[str, Tensor], Settings]:
+    """The state dict of our layer, and its settings, of a published draft for a target of this configuration.
+
+    config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
+    folders that do not say it. Raises ValueError with file, key and both values for what we cannot represent.
+    """
+    file = folder / "config.json"
+    of_speculators = "speculators_model_type" in config
+    with telling_damage(file, "is no configuration of a draft"):
+        layer, more = config["transformer_layer_config"] if of_speculators else config, config.get("dflash_config") or {}
+        published = Qwen3Config(**{name: layer[name] for name in OF_CONFIG if layer.get(name) is not None})
+        found = {name: value for name, value in config.items() if name != "model_type"} | layer | more
+        depth, told = layer["num_hidden_layers"], found.get("num_target_layers")
+    faults = strange_fields(found, REPRESENTED, published, target)
+    if told not in (None, target.num_hidden_layers):
+        faults.append(f"num_target_layers: is {told!r}, the target has {target.num_hidden_layers}")
+    if faults:
+        raise ValueError(f"{file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+    if (folder / MASK_EMBEDDING).is_file():
+        raise ValueError(f"{folder / MASK_EMBEDDING}: drafts of ours fill slots by a token's embedding; take another draft")
+    state = own_names(read_folder(folder), folder)
+    check_embeddings(state.pop(EMBEDDINGS, None), embeddings, folder)
+    vocabulary, ids = None, None
+    if HEAD in state:
+        vocabulary, ids = vocabulary_of(state, found.get("draft_vocab_size"), target.vocab_size, folder)
+        if ids is None:
+            raise ValueError(f"{folder}: {HEAD}: a head of its own for all tokens cannot be represented; take another draft")
+    values = {
+        "layers": _layers(found, layers, target.num_hidden_layers, of_speculators, file),
+        "depth": depth,
+        "block_size": found.get("block_size"),
+        "mask_token": mask_token_of(found.get("mask_token_id"), target.vocab_size),
+        "vocabulary": vocabulary,
+        "sliding_window": window_of(found, depth, file),
+        **own_shape(published, target, Settings, file),
+        "tied_k_norm": _tie_k_norms(state, depth),
+        "target_vocabulary": None if ids is None else target.vocab_size,
+    }
+    check_values(Settings, values, str(file), ELSEWHERE)
+    warn_of_positions(published, target, file)
+    return state, Settings(**values, ids=ids)
+
+
+def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
+    """Whether the norms of keys are the same in all layers; then the first layer's alone stays in `state`."""
+    names = [K_NORM.format(number) for number in range(depth)]
+    first = state.get(names[0])
+    tied = first is not None and all(name in state and torch.equal(state[name], first) for name in names)
+    for name in names[1:] if tied else ():
+        del state[name]
+    return tied
+
+
+def _layers(
+    found: dict[str, Any], given: tuple[int, ...] | None, target_layers: int, are_inputs: bool, file: Path
+) -> tuple[int, ...]:
+    """The layers whose inputs are read, from what config.json says, or the user. Raises ValueError for ones that are none."""
+    key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
+    said = found.get(key)
+    check_values(Settings, {"layers": said}, f"{file}: {key}", ELSEWHERE)
+    inputs = None if said is None else tuple(layer + (not are_inputs) for layer in said)
+    if inputs and given not in (None, inputs):
+        raise ValueError(f"--layers: {list(given or ())}: {file} says inputs of {list(inputs)}; leave it out")
+    chosen = inputs or given
+    if chosen is None:
+        chosen = layers_of(None, target_layers)
+        log(f"{file}: {key}: missing; inputs of layers {list(chosen)} are taken")
+    if list(chosen) != sorted({each for each in chosen if 0 < each < target_layers}):
+        raise ValueError(
+            f"{file}: {key}: inputs of layers {list(chosen)}: must be of the target's layers 1 to {target_layers - 1}, "
+            f"ascending, each once; {ELSEWHERE}"
+        )
+    return chosen

@@ -1,0 +1,269 @@
+"""The recipe's settings of a DFlash draft (arXiv 2602.06036), and what it can be beside its target.
+
+Imports no torch: runs are planned with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from longspec import families
+from longspec.config.schema import KNOWN, OFFLINE
+from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.engines import VLLM, Served
+from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, ffn_width, layer_settings
+
+NAME = "dflash"
+ONE_FORWARD = True
+NAMELESS_FILES = False
+SERVED = {VLLM: Served("dflash")}
+VARIANTS = ("blocks",)  # of a run that names none
+TARGETS: dict[str, str] = {}  # no class was published
+FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
+WHY_THESE = ""
+ARCHITECTURE = "DFlashDraftModel"
+PUBLISHED = (ARCHITECTURE, "DFlashSpeculator")  # architectures, as others name them
+COUNTS = {
+    "blocks": "blocks drafted",
+    "leading_hits": "drafted tokens that are the text's, up to each block's first other one",
+    "outside_vocabulary": "no loss: the token to learn lies outside the draft vocabulary",
+}
+FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
+MOST_LAYERS = 8  # of a draft
+# What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
+SAME = ("recipe.method", ("layers", "block_size", "mask_token", "sliding_window", *SHAPE))
+HARD, SOFT = "hard", "soft"
+DECAY, D_PACE = "decay", "d_pace"
+Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
+BlockSize = Annotated[Whole, Field(ge=2, le=64)]
+TokenId = Annotated[Whole, Field(ge=0, le=2**24)]
+Gamma = Annotated[Number, Field(ge=0.1, le=1000)]
+Alpha = Annotated[Number, Field(gt=0, le=1)]
+
+
+@dataclass
+class Method(LayerShape):
+    """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
+
+    name: Annotated[Text, means("the method, a file of config/method/")] = NAME
+    depth: Annotated[Depth, means("the number of the draft's decoder layers")] = 3
+    layers: Annotated[
+        list[Whole] | None,
+        means("the target's layers whose inputs are read, from 1 on; null: 2, L // 2 and L - 3 of L layers"),
+    ] = None
+    stored_layers: Annotated[
+        list[Whole] | None,
+        means(
+            "the layers whose inputs are stored where recipe.states.source is offline, such as those of an EAGLE-3 run whose "
+            "states are shared; null: those that are read"
+        ),
+    ] = None
+    block_size: Annotated[BlockSize, means("the slots of a block: the newest token and the tokens drafted at once")] = 16
+    mask_token: Annotated[
+        TokenId | None,
+        means("the token that stands in the slots to be filled, one that texts do not have; null: the target's last"),
+    ] = None
+    vocabulary: Annotated[
+        Tokens | None,
+        means("the number of tokens that the draft can propose by a head of its own; null: all, by the target's head"),
+    ] = None
+    vocabulary_from: Annotated[
+        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
+    ] = None
+    sliding_window: Annotated[
+        Tokens | None,
+        means("the number of keys that a slot sees, its own and none of later slots among them; null: all, the whole block"),
+    ] = None
+    tied_k_norm: Annotated[
+        Flag,
+        means("whether all layers share one norm of keys: vLLM 0.32 takes the first layer's for all layers' keys on CPUs"),
+    ] = True
+
+
+@dataclass
+class Draft:
+    """The section `recipe.draft`, the variant: how it is trained."""
+
+    __pydantic_config__ = KNOWN
+    anchors: Annotated[
+        Tokens | None,
+        means("the number of blocks of a row in a step, drawn anew each time; null: the row's tokens / block_size"),
+    ] = None
+    loss: Annotated[str, words(HARD, SOFT), means("what is learnt: the text's tokens, or the target's distribution")] = SOFT
+    weights: Annotated[
+        str, words(DECAY, D_PACE), means("the weights of a block's slots: exp(-(k - 1) / gamma) of slot k, or D-PACE's")
+    ] = DECAY
+    gamma: Annotated[Gamma, means("how slowly weights fall; published: 7, 5 and 4 for blocks of 16, 10 and 8")] = 7.0
+    alpha: Annotated[Alpha, means("the smoothing of the draft's probabilities in D-PACE's weights (arXiv 2605.18810)")] = 0.5
+
+
+def implied(tokens: int) -> dict[str, Any]:
+    """Keys of recipe.method that follow from a target of so many tokens: none."""
+    return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(LayerSettings):
+    """The settings that the answers of METHOD depend on."""
+
+    depth: Depth = 3
+    block_size: BlockSize = 16
+    mask_token: TokenId | None = None
+    tied_k_norm: Flag = True
+    loss: str = SOFT
+    weights: str = DECAY
+    gamma: Gamma = 7.0
+    alpha: Alpha = 0.5
+    anchors: int | None = field(default=None, metadata={"stored": False})
+    stored_layers: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
+    row_tokens: int = field(default=0, metadata={"stored": False})  # of a row that is trained; 0: none is
+
+    @property
+    def predicted(self) -> int:
+        """How many tokens a block drafts."""
+        return self.block_size - 1
+
+
+def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
+    """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    return layer_settings(Settings, recipe, vocabulary, row_tokens=recipe.data.sequence_length, stored_layers=_stored(recipe))
+
+
+def _stored(recipe: Any) -> tuple[int, ...] | None:
+    """The layers whose inputs are stored beside those that are read; None: no others."""
+    chosen = recipe.method.stored_layers
+    return None if chosen is None or recipe.states.source != OFFLINE else tuple(chosen)
+
+
+def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
+    """The layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
+
+    Raises ValueError, with the key, for a target that has not all of them.
+    """
+    if layers is None and target_layers < FEWEST_LAYERS:
+        raise ValueError(
+            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
+            f"{list(range(1, min(target_layers, 4)))}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} layers"
+        )
+    chosen = layers or (2, target_layers // 2, target_layers - 3)
+    if chosen[-1] >= target_layers:
+        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
+    return chosen
+
+
+def anchors_of(settings: Settings, row_tokens: int) -> int:
+    """How many blocks a row of so many tokens has in a step, at most."""
+    return min(settings.anchors or max(1, row_tokens // settings.block_size), row_tokens)
+
+
+def check(recipe: Any) -> None:
+    """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
+    method = recipe.method
+    for key in ("layers", "stored_layers"):
+        layers = None if method[key] is None else list(method[key])
+        least = 1 if key == "layers" else 0
+        if layers is not None and (layers != sorted(set(layers)) or not layers or layers[0] < least):
+            raise ValueError(
+                f"recipe.method.{key}: {layers}: must be layers from {least} on in ascending order, each once, as [2, 16, 29]"
+                + "; config.json names a layer by the one before it, whose output is its input" * least
+            )
+    missing = sorted(set(method.layers or ()) - set(method.stored_layers or method.layers or ()))
+    if method.stored_layers is not None and (method.layers is None or missing):
+        raise ValueError(
+            f"recipe.method.stored_layers: {list(method.stored_layers)}: must hold all of recipe.method.layers, which are "
+            f"{'not given' if method.layers is None else list(method.layers)}"
+        )
+    if method.vocabulary_from is not None and method.vocabulary is None:
+        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
+    check_shape({name: method[name] for name in SHAPE}, "recipe.method")
+    if method.block_size > recipe.data.sequence_length:
+        raise ValueError(
+            f"recipe.method.block_size: blocks of {method.block_size} find no place in rows of {recipe.data.sequence_length} "
+            "tokens (recipe.data.sequence_length)"
+        )
+    if method.sliding_window is not None and method.sliding_window <= method.block_size:
+        raise ValueError(
+            f"recipe.method.sliding_window: {method.sliding_window} keys hide the text from the last of {method.block_size} "
+            f"slots (recipe.method.block_size); give {method.block_size + 1} or more"
+        )
+
+
+def is_published(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
+    named = config.get("architectures")
+    return config.get("speculators_model_type") == NAME or (
+        isinstance(named, list) and any(each in PUBLISHED for each in named)
+    )
+
+
+def mask_token_of(mask_token: int | None, vocabulary: int) -> int:
+    """The token that fills the slots, of a target with so many tokens. Raises ValueError, with the key, for one it has not."""
+    if mask_token is not None and mask_token >= vocabulary:
+        raise ValueError(f"recipe.method.mask_token: {mask_token}: the target has tokens 0 to {vocabulary - 1}")
+    return vocabulary - 1 if mask_token is None else mask_token
+
+
+def fits(recipe: Any, layers: int, vocabulary: int) -> None:
+    """It has the layers that are read, the mask's token, and more tokens than the draft vocabulary."""
+    method = recipe.method
+    for chosen in (method.layers, method.stored_layers or method.layers):
+        layers_of(None if chosen is None else tuple(chosen), layers)
+    mask_token_of(method.mask_token, vocabulary)
+    if method.vocabulary is not None and method.vocabulary >= vocabulary:
+        raise ValueError(
+            f"recipe.method.vocabulary: {method.vocabulary}: the target has {vocabulary} tokens; give fewer, or null for all"
+        )
+
+
+def stored(recipe: Any) -> str:
+    """The inputs of layers, and what soft labels are made of; the words of an EAGLE-3 draft that reads the same."""
+    chosen = recipe.method.stored_layers or recipe.method.layers
+    layers = "default" if chosen is None else "-".join(map(str, chosen))
+    labels = "-final" if recipe.states.top_k is None else f"-top{recipe.states.top_k}"
+    return f"hidden-{layers}{labels if soft_labels(recipe) else ''}"
+
+
+def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+    """The layers that are read, the block, and what its slots learn."""
+    method, draft = recipe.method, recipe.draft
+    layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
+    size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
+    lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
+    weights = f"exp(-(k - 1) / {draft.gamma:g})" if draft.weights == DECAY else f"D-PACE, alpha {draft.alpha:g}"
+    blocks = "one for each block of its tokens" if draft.anchors is None else str(draft.anchors)
+    window = "none" if method.sliding_window is None else str(method.sliding_window)
+    rows: list[tuple[tuple[str, ...], str, str]] = [
+        (("method.layers", "method.stored_layers"), "layers read", layers),
+        (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
+        (("method.depth", "method.tied_k_norm"), "decoder layers", str(method.depth)),
+        (("method.block_size", "method.mask_token", "draft.anchors"), "block", f"{method.block_size} slots, of a row {blocks}"),
+        (("draft.loss",), "loss", draft.loss),
+        (("draft.weights", "draft.gamma", "draft.alpha"), "weight of slot k", weights),
+        (("method.sliding_window",), "attention window, tokens", window),
+    ]
+    own = {name: method[name] for name in SHAPE if method[name] is not None}
+    if own:
+        words_of = ", ".join(f"{name} {value}" for name, value in own.items())
+        rows.append((tuple(f"method.{name}" for name in own), "of its own", words_of))
+    return rows
+
+
+def layer_weights(sizes: Any, method: Any = None) -> int:
+    """Decoder layers of the target's shape, or of their own, which a block reads once.
+
+    The projection of the target's hidden states is read once a round, and is left out.
+    """
+    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
+    of_target = (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim, ffn_width(sizes))
+    own = [None if method is None else method[name] for name in names]
+    heads, key_values, width, inner = (mine or default for mine, default in zip(own, of_target, strict=True))
+    depth = Settings().depth if method is None else method.depth
+    return int(depth * sizes.hidden_size * (width * (2 * heads + 2 * key_values) + 3 * inner))
+
+
+def soft_labels(recipe: Any) -> bool:
+    """Whether the target's distribution is learnt."""
+    return bool(recipe.draft.loss == SOFT)

@@ -1,0 +1,228 @@
+"""DFlash in training: blocks at anchors drawn anew in each step, all filled in one forward beside a frozen target.
+
+Shapes: B rows, S tokens, A blocks of a row, W slots of a block, K = W - 1 predicted ones, Q = A W, R slots that have a label, N
+tokens whose next one is trained, H hidden width, N query heads, K key/value heads, D head width.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from math import exp
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_rising
+from longspec.methods.dflash.layer import DFlashLayer
+from longspec.methods.dflash.settings import DECAY, SOFT, Settings, anchors_of, layers_of, mask_token_of
+from longspec.models.attention.blocks import BlockVisibility, attend_blocks
+from longspec.models.attention.chains import KeysValues
+from longspec.models.attention.visibility import document_starts
+from longspec.models.block_losses import BlockSums, SlotLabels, Weighting, block_cross_entropy
+from longspec.models.chain_losses import DenseTeacher, Teacher
+from longspec.models.draft_attention import rotations
+from longspec.models.losses import NO_LABEL, draft_numbers
+from longspec.models.target import whole
+from longspec.states.forward import TargetStates
+from longspec.states.tensors import (
+    BEST_TOKEN,
+    COS,
+    EMBEDDED,
+    FINAL,
+    HIDDEN,
+    SIN,
+    StateTensor,
+    final_hidden_states,
+    hidden_states,
+    sparse_teacher,
+)
+
+SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled for each
+
+
+def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    """The inputs of the layers, of all that are stored; the final hidden states for soft labels and the target's own loss."""
+    layers = settings.stored_layers or layers_of(settings.layers, config.num_hidden_layers)
+    final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
+    return (*(hidden_states(config, layer) for layer in layers), *final)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Where a step's blocks stand, and what their slots learn.
+
+    An anchor is a token whose next one is trained and in its document. Rows with fewer of them than others are filled up with
+    blocks that have no label, at token 0. scale_BA: of each row, how many anchors it could have for each that it has: so a
+    step's loss is, in the mean over all draws, that of all anchors.
+
+    trained_BS: tokens whose next one is trained; labels_BAK: the token at slot k's place, NO_LABEL past the document's end.
+    """
+
+    anchors_BA: Tensor
+    starts_BA: Tensor
+    scale_BA: Tensor
+    labels_BAK: Tensor
+    trained_BS: Tensor
+
+    @classmethod
+    def of(cls, labels_BS: Tensor, document_ids_BS: Tensor | None, priority_BS: Tensor | None, settings: Settings) -> "Blocks":
+        """Choose the anchors of highest priority; None: spread evenly over the tokens that can be one."""
+        documents_BS = torch.zeros_like(labels_BS) if document_ids_BS is None else document_ids_BS
+        starts_BS, trained_BS = document_starts(documents_BS), torch.zeros_like(labels_BS, dtype=torch.bool)
+        trained_BS[:, :-1] = (labels_BS[:, 1:] != NO_LABEL) & (starts_BS[:, 1:] == starts_BS[:, :-1])
+        possible_B1, most = trained_BS.sum(1, keepdim=True), anchors_of(settings, labels_BS.shape[1])
+        step = -(-most // SHAPES)
+        count = min(most, max(1, -(-int(possible_B1.max()) // step)) * step)
+        if priority_BS is None:
+            rank_BS = trained_BS.cumsum(1) - 1
+            group_BS, before_BS = (x_BS * count // possible_B1.clamp_min(1) for x_BS in (rank_BS, rank_BS - 1))
+            chosen_BS = trained_BS & (group_BS != before_BS)
+        else:
+            best_BA = priority_BS.masked_fill(~trained_BS, -1.0).topk(count, dim=1).indices
+            chosen_BS = torch.zeros_like(trained_BS).scatter(1, best_BA, value=True) & trained_BS
+        order_BA = chosen_BS.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :count]
+        has_label_BA = chosen_BS.gather(1, order_BA)
+        anchors_BA = order_BA * has_label_BA
+        scale_B1 = possible_B1 / chosen_BS.sum(1, keepdim=True).clamp_min(1)
+        starts_BA = starts_BS.gather(1, anchors_BA)
+        place_BAK = anchors_BA[:, :, None] + torch.arange(1, settings.block_size, device=labels_BS.device)
+        inside_BAK = (place_BAK < labels_BS.shape[1]) & has_label_BA[:, :, None]
+        place_BX = place_BAK.flatten(1).clamp_max(labels_BS.shape[1] - 1)
+        inside_BAK &= starts_BS.gather(1, place_BX).view_as(place_BAK) == starts_BA[:, :, None]
+        labels_BAK = labels_BS.gather(1, place_BX).view_as(place_BAK).where(inside_BAK, NO_LABEL)
+        return cls(anchors_BA, starts_BA, scale_B1.expand_as(anchors_BA), labels_BAK, trained_BS)
+
+    def slot_labels(self, ids_V: Tensor | None) -> SlotLabels:
+        """The labels slot by slot; ids_V: the draft vocabulary, None: all tokens."""
+        rows_R, blocks_R, slots_R = (self.labels_BAK != NO_LABEL).nonzero(as_tuple=True)
+        places_BS = self.trained_BS.flatten().cumsum(0).view_as(self.trained_BS) - 1
+        before_R = self.anchors_BA[rows_R, blocks_R] + slots_R
+        numbers_R = draft_numbers(self.labels_BAK[rows_R, blocks_R, slots_R], ids_V)
+        of_all_R = rows_R * self.anchors_BA.shape[1] + blocks_R
+        scale_A, slots = self.scale_BA.flatten(), self.labels_BAK.shape[2]
+        return SlotLabels(places_BS[rows_R, before_R], numbers_R, of_all_R, slots_R, scale_A, slots)
+
+
+class DFlashTrainer(DraftTrainer):
+    """A frozen target and its trainable draft."""
+
+    states: TargetStates
+    draft_model: DFlashLayer
+    mask_H: Tensor
+
+    def __init__(self, states: TargetStates, draft_model: DFlashLayer, settings: Settings) -> None:
+        super().__init__(states, draft_model)
+        self.settings, config = settings, states.config
+        self.layers = layers_of(settings.layers, config.num_hidden_layers)
+        embeddings = states.target.model.embed_tokens.weight
+        with states.gather([embeddings]), torch.no_grad():
+            mask_H = whole(embeddings)[mask_token_of(settings.mask_token, config.vocab_size)].clone()
+        self.register_buffer("mask_H", mask_H, persistent=False)
+        weights = [exp(-slot / settings.gamma) for slot in range(settings.predicted)]
+        by_slot = tuple(weight / sum(weights) for weight in weights) if settings.weights == DECAY else None
+        self.weighting = Weighting(by_slot, settings.alpha)
+
+    def forward(  # type: ignore[override]  # arguments of its own
+        self,
+        input_ids: Tensor,
+        labels: Tensor,
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        row_numbers: Tensor | None = None,
+        num_labels: int | None = None,
+        with_llm_loss: bool = True,
+        priority: Tensor | None = None,
+        each_step: bool = False,
+    ) -> DraftOutput:
+        """Loss of the blocks of a step, divided by `num_labels`, None = this call's own number of labels.
+
+        int64 [B, S] each; position_ids rise by one inside a document. priority [B, S]: the tokens with the highest are the
+        anchors; None: they are spread evenly. The agreement is the first predicted slot's.
+
+        each_step: loss, target's loss and agreement are [K], means over what each slot predicts, without weights.
+
+        counts, over all blocks: `blocks` that have a label; `leading_hits`, their tokens that are the text's, up to the first
+        other one; `outside_vocabulary`, labels that have no loss because the draft cannot propose the token: the text's of hard
+        labels, else the target's likeliest.
+
+        Raises ValueError that names what is out of range.
+        """
+        config = self.states.config
+        position_ids = check_inputs(config, input_ids, labels, position_ids, document_ids, num_labels)
+        check_rising(position_ids, labels, document_ids)
+        names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
+        found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
+        blocks = Blocks.of(labels, document_ids, priority, self.settings)
+        hidden_BQH = self._filled(found, position_ids, blocks)
+        sums = self._sums(hidden_BQH, found, input_ids, blocks, with_llm_loss)
+        return self._output(sums, blocks, num_labels, each_step, with_llm_loss)
+
+    def _filled(self, found: dict[str, Tensor], position_ids_BS: Tensor, blocks: Blocks) -> Tensor:
+        """The hidden states [B, Q, H] of all blocks' slots, before the last norm."""
+        layer, settings, embedded_BSH = self.draft_model, self.settings, found[EMBEDDED]
+        anchors_BA, width = blocks.anchors_BA, embedded_BSH.shape[-1]
+        newest_BAH = embedded_BSH.gather(1, anchors_BA[:, :, None].expand(-1, -1, width))
+        masks = self.mask_H.expand(*newest_BAH.shape[:2], settings.predicted, width)
+        x_BQH = torch.cat([newest_BAH[:, :, None], masks], dim=2).flatten(1, 2)
+        place_BA = position_ids_BS.gather(1, anchors_BA)
+        place_BQ = (place_BA[:, :, None] + torch.arange(settings.block_size, device=place_BA.device)).flatten(1)
+        turns = (found[COS], found[SIN])
+        if layer.rotation is not None:
+            turns, rope = layer.rotation(embedded_BSH, position_ids_BS), layer.rotation(embedded_BSH, place_BQ)
+        else:
+            rope = rotations(self.states.target.model, embedded_BSH, place_BQ)
+        context_BSH = layer.context([found[f"{HIDDEN}{number}"] for number in self.layers])
+        text = layer.context_keys_values(context_BSH, turns)
+        window = None if settings.sliding_window is None else settings.sliding_window - 1
+        visibility = BlockVisibility(anchors_BA, blocks.starts_BA, settings.block_size, window)
+
+        def attend(number: int, q_BNQD: Tensor, own: KeysValues) -> Tensor:
+            return attend_blocks(q_BNQD, text[number], own, visibility, q_BNQD.shape[-1] ** -0.5, self.states.attention)
+
+        return layer(x_BQH, rope, attend)
+
+    def _sums(
+        self, hidden_BQH: Tensor, found: dict[str, Tensor], input_ids_BS: Tensor, blocks: Blocks, with_llm_loss: bool
+    ) -> BlockSums:
+        layer, settings, head_weight = self.draft_model, self.settings, self.states.head_weight
+        labels = blocks.slot_labels(layer.ids_V)
+        slots_AWH = hidden_BQH.unflatten(1, (-1, settings.block_size)).flatten(0, 1)
+        hidden_RH = layer.norm(slots_AWH[labels.blocks_R, labels.slots_R + 1])
+        tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
+
+        def labelled(x_BS: Tensor) -> Tensor:
+            return x_BS.flatten(0, 1)[tokens_N]
+
+        is_soft = settings.loss == SOFT
+        teacher: Teacher | None = None
+        with self.states.gather([head_weight]):
+            if is_soft or with_llm_loss:
+                teacher = sparse_teacher(found, labelled, layer.ids_V, with_loss=with_llm_loss)
+            if FINAL in found and (is_soft or with_llm_loss):
+                best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
+                final_NH, next_N = labelled(found[FINAL]), labelled(input_ids_BS.roll(-1, 1))
+                teacher = DenseTeacher(final_NH, head_weight, next_N, layer.ids_V, with_llm_loss, best_N)
+            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, is_soft=is_soft)
+            sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
+        return sums
+
+    def _output(
+        self, sums: BlockSums, blocks: Blocks, num_labels: int | None, each_step: bool, with_llm_loss: bool
+    ) -> DraftOutput:
+        counts = {
+            "blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(),
+            "leading_hits": sums.leading_hits,
+            "outside_vocabulary": (sums.reached_K - sums.inside_K).sum(),
+        }
+        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss == SOFT or with_llm_loss
+        agreement_K, target_K = sums.agreements_K / reached_K, sums.target_K / reached_K
+        if each_step:
+            loss_K = sums.losses_K / sums.inside_K.clamp_min(1)
+            return DraftOutput(loss_K, target_K if with_llm_loss else None, agreement_K if has_teacher else None, counts)
+        count = max(1, int(blocks.trained_BS.sum())) if num_labels is None else num_labels
+        return DraftOutput(
+            loss=sums.draft / count,
+            llm_loss=sums.target_K.sum() / sums.reached_K.sum().clamp_min(1) if with_llm_loss else None,
+            agreement=agreement_K[0] if has_teacher else None,
+            counts=counts,
+        )

@@ -1,0 +1,149 @@
+"""The shape of a draft's own decoder layers, where it is not the target's, as a recipe and a published draft may say it.
+
+Imports no torch: runs are planned with it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field
+
+from longspec import families
+from longspec.config.faults import faults_of
+from longspec.config.schema import KNOWN, LATER
+from longspec.config.typed import Rate, Size, Tokens, Whole, means
+from longspec.draft_vocabulary import DraftVocabulary
+
+ROPE = "rope_parameters"
+SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", ROPE)
+
+TYPE, PARTIAL, TRUNCATE = "rope_type", "partial_rotary_factor", "truncate"
+THETA, ORIGINAL = "rope_theta", "original_max_position_embeddings"
+LARGEST = 10**12
+# By type: the numbers that it needs, and what it may have.
+NEEDED = {
+    "default": (THETA,),
+    "linear": (THETA, "factor"),
+    "llama3": (THETA, "factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
+    "yarn": (THETA, "factor", ORIGINAL),
+}
+MAY_BE_ZERO = ("mscale", "mscale_all_dim")  # for none
+ALLOWED = {"yarn": ("attention_factor", "beta_fast", "beta_slow", *MAY_BE_ZERO, TRUNCATE)}
+HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
+
+
+@dataclass
+class LayerShape:
+    """Keys of `recipe.method` of a draft with decoder layers of its own; the target's shape where a key is null."""
+
+    __pydantic_config__ = KNOWN
+    intermediate_size: Annotated[Size | None, means("the width of its feed-forward part; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    num_attention_heads: Annotated[Size | None, means("the number of its heads; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    num_key_value_heads: Annotated[Size | None, means("the number of heads of keys and values; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    head_dim: Annotated[HeadWidth | None, means("a head's width; null: the target's")] = field(default=None, metadata=LATER)
+    rms_norm_eps: Annotated[Rate | None, means("the epsilon of its norms; null: the target's")] = field(
+        default=None, metadata=LATER
+    )
+    rope_parameters: Annotated[
+        dict[str, Any] | None, means("its own rotation: rope_type, rope_theta, and its scaling; null: the target's")
+    ] = field(default=None, metadata=LATER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSettings:
+    """Settings of a draft with decoder layers of its own, which reads inputs of the target's layers.
+
+    ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
+    decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
+    """
+
+    layers: tuple[Whole, ...] | None = None
+    vocabulary: Tokens | None = None
+    sliding_window: Tokens | None = None
+    intermediate_size: Size | None = field(default=None, metadata=LATER)
+    num_attention_heads: Size | None = field(default=None, metadata=LATER)
+    num_key_value_heads: Size | None = field(default=None, metadata=LATER)
+    head_dim: HeadWidth | None = field(default=None, metadata=LATER)
+    rms_norm_eps: Rate | None = field(default=None, metadata=LATER)
+    rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)
+    ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
+    target_vocabulary: int | None = field(default=None, metadata={"stored": False})
+
+
+Settings = TypeVar("Settings", bound=LayerSettings)
+
+
+def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabulary | None, **more: Any) -> Settings:
+    """Return the settings that a typed recipe says, with the tokens of the file of its draft vocabulary; more: further ones."""
+    known = {each.name for each in fields(schema)}
+    given = {name: section[name] for section in (recipe.method, recipe.draft) for name in section if name in known}
+    given["layers"] = None if given["layers"] is None else tuple(given["layers"])
+    given[ROPE] = None if given[ROPE] is None else dict(given[ROPE])
+    if vocabulary is not None:
+        given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
+    return schema(**given | more)
+
+
+def check_shape(shape: Mapping[str, Any], section: str) -> None:
+    """Raise ValueError, with the key, for parts of a layer's shape that no layer has."""
+    heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
+    if width is not None and width % 2:
+        raise ValueError(f"{section}.head_dim: {width}: must be even, rotations turn pairs")
+    if heads is not None and key_values is not None and heads % key_values:
+        raise ValueError(f"{section}.num_key_value_heads: {key_values} do not divide the {heads} of num_attention_heads")
+    if rope is not None:
+        check_rope(rope, f"{section}.{ROPE}")
+
+
+def ffn_width(target: Any) -> int:
+    """Feed-forward width of a draft beside a target of this configuration, or of such sizes, where it has none of its own.
+
+    GPT-OSS's `intermediate_size` is that of one expert; the drafts that were published for it have 6 times the hidden width.
+    """
+    return int(6 * target.hidden_size if target.model_type == "gpt_oss" else target.intermediate_size)
+
+
+def check_rope(rope: Mapping[str, Any], key: str) -> None:
+    """Raise ValueError, with the key, for a rotation that lacks a number, or has one that is none or that nothing reads.
+
+    A value of null stands for a key that is missing.
+    """
+    given = {name: value for name, value in rope.items() if value is not None}
+    kind = given.pop(TYPE, None)
+    if kind not in families.ROPE_TYPES:
+        raise ValueError(f"{key}: rope_type {kind!r} is not supported; {', '.join(families.ROPE_TYPES)} are")
+    if given.pop(PARTIAL, 1) != 1:
+        raise ValueError(
+            f"{key}: {PARTIAL}: is {rope[PARTIAL]!r}: a layer with a rotation of its own turns whole heads; leave the key out, "
+            "or all of them for the target's rotation, whatever part of its heads that turns"
+        )
+    needed = NEEDED[kind]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise ValueError(f"{key}: {', '.join(missing)}: missing; rope_type {kind} needs {', '.join(needed)}")
+    known = (*needed, *ALLOWED.get(kind, ()))
+    for name, value in given.items():
+        if name not in known:
+            raise ValueError(f"{key}: {name}: rope_type {kind} has {', '.join(known)} alone; leave it out")
+        if name == TRUNCATE and not isinstance(value, bool):
+            raise ValueError(f"{key}: {name}: is {value!r}, must be true or false")
+        is_number = type(value) in (int, float) and (0 < value <= LARGEST or (value == 0 and name in MAY_BE_ZERO))
+        if name != TRUNCATE and not is_number:
+            raise ValueError(f"{key}: {name}: is {value!r}, must be a number above 0 to {LARGEST}")
+    low, high = (given.get(name, limit) for name, limit in (("low_freq_factor", 0), ("high_freq_factor", 1)))
+    if low >= high:
+        raise ValueError(f"{key}: high_freq_factor: is {high}, must be above low_freq_factor, {low}")
+
+
+def check_values(schema: Any, values: Mapping[str, Any], section: str, advice: str) -> None:
+    """Raise ValueError, with the key and the advice, for a number of a file that is none or lies outside its range."""
+    known = {name: value for name, value in values.items() if name != "ids"}
+    for fault in faults_of(schema, known):
+        raise ValueError(f"{section}: {fault}; {advice}")

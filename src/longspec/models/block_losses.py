@@ -1,0 +1,196 @@
+"""Cross entropy of blocks whose slots are filled at once, weighted by slot, or by how likely those before are kept; in chunks.
+
+D-PACE (arXiv 2605.18810) weighs slot k by the gradient of the expected number of kept tokens with respect to the slot's
+log-probability: with q_k the draft's probability of the text's token, s_k = (1 - alpha) q_k + alpha and P_k = s_1 ... s_k, it
+is the sum of P_j over j >= k, a constant to the gradient. Slots without a label have s = 1 and add no P.
+
+Gradients are taken in the forward, where a chunk's logits exist: no [tokens, vocabulary] tensor is kept.
+
+Shapes: A blocks, K slots of a block that predict, R slots of all blocks that have a label, block after block; C slots and c
+blocks of a chunk; N tokens whose next one is trained, H hidden width, T target's vocabulary, V draft vocabulary.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longspec.models import losses
+from longspec.models.chain_losses import Teacher
+
+
+@dataclass(frozen=True)
+class SlotLabels:
+    """What the R slots of `blocks` blocks learn: int64 [R] each but for scale_A.
+
+    tokens_R: which of the teacher's N tokens stands before the label; numbers_R: the draft's number of the text's token, -1
+    where the draft cannot propose it; blocks_R ascending, slots_R: where the slot is; scale_A: a factor of each block's loss.
+    """
+
+    tokens_R: Tensor
+    numbers_R: Tensor
+    blocks_R: Tensor
+    slots_R: Tensor
+    scale_A: Tensor
+    slots: int  # K
+
+    def chunks(self, count: int) -> list[tuple[slice, "SlotLabels"]]:
+        """Spans of about `count` slots, of whole blocks, and their labels; one transfer from the device."""
+        blocks, step, found = len(self.scale_A), max(1, count // self.slots), []
+        edges = [*range(0, blocks, step), blocks]
+        cuts = torch.searchsorted(self.blocks_R, torch.tensor(edges, device=self.blocks_R.device)).tolist()
+        for (low, high), (first, last) in zip(pairwise(edges), pairwise(cuts), strict=True):
+            if first == last:
+                continue
+            part = slice(first, last)
+            of_slots = (self.tokens_R[part], self.numbers_R[part], self.blocks_R[part] - low, self.slots_R[part])
+            found.append((part, SlotLabels(*of_slots, self.scale_A[low:high], self.slots)))
+        return found
+
+    def in_blocks(self, values_R: Tensor, elsewhere: float) -> Tensor:
+        """Numbers of slots at their places in their blocks, [A, K]."""
+        found_AK = values_R.new_full((len(self.scale_A), self.slots), elsewhere)
+        found_AK[self.blocks_R, self.slots_R] = values_R
+        return found_AK
+
+
+@dataclass(frozen=True)
+class Weighting:
+    """The weights of a block's slots: by_slot_K, or D-PACE's with alpha."""
+
+    by_slot_K: tuple[float, ...] | None
+    alpha: float = 1.0
+
+
+class BlockSums(NamedTuple):  # engines look for tensors in tuples
+    """Sums over the slots; `draft` alone carries a gradient, to the hidden states and, where it is trained, the head's weight.
+
+    draft: with weights and scales. By slot [K], without either: losses, of those that are inside; inside: those whose label
+    the draft can propose; reached: those with a label; agreements: those whose likeliest token is the target's; target: the
+    target's own cross entropy with the text's token. The last two are 0 without a teacher. leading_hits: tokens of all blocks
+    that are the text's, up to each block's first other one.
+    """
+
+    draft: Tensor
+    losses_K: Tensor
+    inside_K: Tensor
+    reached_K: Tensor
+    agreements_K: Tensor
+    target_K: Tensor
+    leading_hits: Tensor
+
+
+def _weights(logits_CV: Tensor, labels: SlotLabels, weighting: Weighting) -> Tensor:
+    """The weight [C] of each slot of a chunk, its block's scale in it."""
+    scale_C = labels.scale_A.to(logits_CV.dtype)[labels.blocks_R]
+    if weighting.by_slot_K is not None:
+        return scale_C * logits_CV.new_tensor(weighting.by_slot_K)[labels.slots_R]
+    log_q_C = logits_CV.gather(-1, labels.numbers_R.clamp_min(0)[:, None])[:, 0] - logits_CV.logsumexp(-1)
+    q_C = log_q_C.exp() * (labels.numbers_R >= 0)
+    likely_cK = labels.in_blocks((1 - weighting.alpha) * q_C + weighting.alpha, 1.0)
+    kept_cK = likely_cK.cumprod(-1) * labels.in_blocks(torch.ones_like(q_C), 0.0)
+    return scale_C * kept_cK.flip(-1).cumsum(-1).flip(-1)[labels.blocks_R, labels.slots_R]
+
+
+def _hard_loss_and_gradient_(logits_CV: Tensor, numbers_C: Tensor) -> Tensor:
+    """-log q(label) [C]; the logits become its gradient with respect to them. Of slots without a label it is anything."""
+    rows_C, numbers_C = torch.arange(len(numbers_C), device=numbers_C.device), numbers_C.clamp_min(0)
+    normalizer_C1 = logits_CV.logsumexp(-1, keepdim=True)
+    loss_C = normalizer_C1[:, 0] - logits_CV[rows_C, numbers_C]
+    logits_CV.sub_(normalizer_C1).exp_()
+    logits_CV[rows_C, numbers_C] -= 1.0
+    return loss_C
+
+
+class _ChunkedBlocks(torch.autograd.Function):
+    """The gradients are taken chunk by chunk in the forward; the backward scales them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_RH: Tensor,
+        weight_VH: Tensor,
+        teacher: Teacher | None,
+        labels: SlotLabels,
+        is_soft: bool,
+        weighting: Weighting,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The weighted sum of all losses; the sums of each slot, [5, K]; leading hits."""
+        wide = torch.promote_types(weight_VH.dtype, torch.float32)
+        total, sums_5K = hidden_RH.new_zeros((), dtype=wide), hidden_RH.new_zeros(5, labels.slots, dtype=wide)
+        leading_hits = hidden_RH.new_zeros((), dtype=wide)
+        of_hidden_RH = torch.zeros_like(hidden_RH) if hidden_RH.requires_grad else None
+        of_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if weight_VH.requires_grad else None
+        chunk = losses.chunk_tokens(len(weight_VH) + (0 if teacher is None else teacher.target_vocabulary), hidden_RH.device)
+        for part, own in labels.chunks(chunk):
+            logits_CV = F.linear(hidden_RH[part], weight_VH).to(wide)
+            best_C = logits_CV.argmax(-1)
+            leading_hits += own.in_blocks((best_C == own.numbers_R).to(wide), 0.0).cumprod(-1).sum()
+            scaled_C = _weights(logits_CV, own, weighting)
+            told = None if teacher is None else teacher.of(own.tokens_R)
+            if is_soft:
+                assert told is not None, "soft labels need the target's distribution"
+                inside_C, loss_C = told.best_N >= 0, told.loss_and_gradient_(logits_CV)
+            else:
+                inside_C, loss_C = own.numbers_R >= 0, _hard_loss_and_gradient_(logits_CV, own.numbers_R)
+            # A product and no choice: what is not a number stays it, and names its rows.
+            inside_C = inside_C.to(wide)
+            scaled_C = scaled_C * inside_C
+            total += (scaled_C * loss_C).sum()
+            ones_C, zeros_C = torch.ones_like(loss_C), torch.zeros_like(loss_C)
+            agrees_C = zeros_C if told is None else (best_C == told.best_N).to(wide)
+            target_C = zeros_C if told is None else told.own_loss_N.to(wide)
+            sums_5K.index_add_(1, own.slots_R, torch.stack([loss_C * inside_C, inside_C, ones_C, agrees_C, target_C]))
+            gradient_CV = logits_CV.mul_(scaled_C[:, None]).to(weight_VH.dtype)
+            if of_hidden_RH is not None:
+                of_hidden_RH[part] = gradient_CV @ weight_VH
+            if of_weight_VH is not None:
+                of_weight_VH += gradient_CV.T @ hidden_RH[part]
+            del told, logits_CV, gradient_CV  # before the next chunk's are made
+        ctx.dtype = weight_VH.dtype
+        ctx.save_for_backward(of_hidden_RH, of_weight_VH)
+        ctx.mark_non_differentiable(sums_5K, leading_hits)
+        return total, sums_5K, leading_hits
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Both gradients, times the loss's own."""
+        of_hidden_RH, of_weight_VH = ctx.saved_tensors
+        # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
+        of_hidden_RH = None if of_hidden_RH is None else of_hidden_RH * grads[0]
+        if of_weight_VH is not None:
+            of_weight_VH = torch.mul(of_weight_VH, grads[0], out=torch.empty_like(of_weight_VH, dtype=ctx.dtype))
+        return of_hidden_RH, of_weight_VH, None, None, None, None
+
+
+def block_cross_entropy(
+    weight_VH: Tensor, hidden_RH: Tensor, teacher: Teacher | None, labels: SlotLabels, weighting: Weighting, *, is_soft: bool
+) -> BlockSums:
+    """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution (is_soft).
+
+    teacher: the target's hidden states and head, or its likeliest tokens (losses.py), of N tokens; None only for hard labels.
+    Slots whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH
+    gets a gradient where it requires one.
+    """
+    draft, sums_5K, leading_hits = _ChunkedBlocks.apply(hidden_RH, weight_VH, teacher, labels, is_soft, weighting)
+    losses_K, inside_K, reached_K, agreements_K, target_K = sums_5K
+    return BlockSums(draft, losses_K, inside_K, reached_K, agreements_K, target_K, leading_hits)
+
+
+def block_bytes(
+    target_vocabulary: int, vocabulary: int, slots: int, predicted: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """Bytes of the logits that are alive at once while the losses of `predicted` slots are taken, `slots` of a block.
+
+    The draft's in float32, beside the target's in float32 and the head's dtype, or in float32 with those over the draft
+    vocabulary and their distribution, or beside this distribution, a temporary and the gradient in the head's dtype.
+    target_vocabulary: of which logits are made; 0: of none.
+    """
+    chunk = max(1, losses.chunk_tokens(vocabulary + target_vocabulary, device) // slots) * slots
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    is_reduced = vocabulary < target_vocabulary
+    of_target = target_vocabulary and 4 * target_vocabulary + max(narrow * target_vocabulary, 4 * vocabulary * (1 + is_reduced))
+    return min(predicted, chunk) * max(4 * vocabulary + of_target, vocabulary * (12 + narrow))

@@ -1,0 +1,73 @@
+"""A target as the GGUF file that llama.cpp loads beside a draft.
+
+All of these families are written as the architecture `llama`, with biases where they have them. Drafts that read inputs of
+layers get them of that architecture; for qwen2's llama.cpp aborts ("layer input tensor is null").
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from longspec.models import gguf_writer
+from longspec.models.gguf_writer import LAYER
+from longspec.models.target_config import read_target_config
+from longspec.models.weight_files import read_folder
+
+FAMILIES = ("llama", "mistral", "qwen2")
+OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+LAYERS = "model.layers."
+
+
+def write(folder: Path, out: Path, dtype: str | None) -> None:
+    """Write a target's folder as the GGUF file `out`.
+
+    Raises ValueError for another family, sliding windows, and as of gguf_writer.
+    """
+    config = read_target_config(str(folder))
+    check(config, folder / "config.json")
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
+    own = {gguf_name(name): name for name in weights}
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    extra = gguf_writer.rope_factors(config)
+
+    def read(name: str) -> Tensor:
+        if name in extra:
+            return extra[name]
+        wanted = own[name]
+        found = read_folder(folder, lambda each: each == wanted)
+        if wanted not in found:
+            raise ValueError(f"{folder}: {wanted}: is in none of its files of weights; copy or download it again")
+        turned = heads.get(wanted.split(".")[-2])
+        return found[wanted] if turned is None else gguf_writer.permuted(found[wanted], turned)
+
+    shapes = {name: tuple(tensor.shape) for name, tensor in extra.items()}
+    shapes |= {name: tuple(weights[each].shape) for name, each in own.items()}
+    keys = gguf_writer.layer_keys(config, folder) | gguf_writer.tokenizer_keys(folder, config.vocab_size)
+    stored = str(config.dtype).removeprefix("torch.")
+    gguf_writer.write(out, "llama", keys, shapes, read, gguf_writer.dtype_of(dtype, stored))
+
+
+def check(config: Any, file: Path) -> None:
+    """Raise ValueError for a target that cannot be written."""
+    if config.model_type not in FAMILIES:
+        raise ValueError(
+            f"{file}: model_type: {config.model_type}: the layout gguf writes {', '.join(FAMILIES)}; take the model's own GGUF "
+            "file if llama.cpp drafts beside it, or serve it by vLLM"
+        )
+    windows = getattr(config, "layer_types", None) or []
+    if "sliding_attention" in windows or (config.model_type == "mistral" and config.sliding_window is not None):
+        raise ValueError(f"{file}: sliding_window: the layout gguf has none for targets; serve it by vLLM")
+
+
+def gguf_name(name: str) -> str:
+    """Return llama.cpp's name of a target's tensor."""
+    module, _, kind = name.rpartition(".")
+    if module in OUTSIDE:
+        return f"{OUTSIDE[module]}.{kind}"
+    number, _, part = module.removeprefix(LAYERS).partition(".")
+    return f"blk.{number}.{LAYER[part]}.{kind}"

@@ -1,0 +1,130 @@
+"""EAGLE-3 drafts as GGUF files, held against what llama.cpp's loader asks for (src/models/eagle3.cpp)."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from longspec.atomic_files import write_json
+from tests.draft.conftest import Verb
+from tests.draft.eagle3_drafts import IDS, SHAPE, extract_draft
+
+# Of a draft 32 wide with 4 heads of 12, 2 key/value heads and 8 tokens; rows first.
+ASKED_FOR = {
+    "d2t": (8,),
+    "fc.weight": (32, 96),
+    "output.weight": (8, 32),
+    "output_norm.weight": (32,),
+    "blk.0.attn_norm.weight": (32,),
+    "blk.0.attn_norm_2.weight": (32,),
+    "blk.0.attn_q.weight": (48, 64),
+    "blk.0.attn_k.weight": (24, 64),
+    "blk.0.attn_v.weight": (24, 64),
+    "blk.0.attn_output.weight": (32, 48),
+    "blk.0.ffn_norm.weight": (32,),
+    "blk.0.ffn_gate.weight": (48, 32),
+    "blk.0.ffn_up.weight": (48, 32),
+    "blk.0.ffn_down.weight": (32, 48),
+}
+
+
+def draft(verb: Verb, place: Path, **method: Any) -> Path:
+    """A draft folder with a tokenizer of as many tokens as the target has."""
+    folder = extract_draft(place, verb, **method)
+    letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"eos_token": "&"})
+    return folder
+
+
+def export(verb: Verb, folder: Path, *more: str) -> Any:
+    verb("export", folder, "--layout", "gguf", "--out", folder.parent / "d.gguf", *more)
+    return gguf.GGUFReader(folder.parent / "d.gguf")
+
+
+def test_tensors_and_keys_are_those_that_llama_cpp_loads(verb: Verb, tmp_path: Path) -> None:
+    folder = draft(verb, tmp_path, norm_before_residual=True)
+    reader = export(verb, folder, "--dtype", "f32")
+    found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    assert {name: array.shape for name, array in found.items()} == ASKED_FOR
+    keys = {name: field.contents() for name, field in reader.fields.items()}
+    assert keys["general.architecture"] == "eagle3"
+    assert [keys[f"eagle3.{name}"] for name in ("target_layers", "target_hidden_size", "block_count")] == [[2, 4, 6], 32, 1]
+    assert (keys["eagle3.norm_before_residual"], keys["eagle3.norm_before_fc"]) == (True, False)
+    heads = ("attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.dimension_count")
+    assert [keys[f"eagle3.{name}"] for name in heads] == [4, 2, 12, 12]
+    assert (keys["eagle3.vocab_size"], len(keys["tokenizer.ggml.tokens"]), keys["tokenizer.ggml.pre"]) == (97, 97, "gpt-2")
+    assert (keys["tokenizer.ggml.eos_token_id"], keys["tokenizer.ggml.token_type"][96]) == (5, gguf.TokenType.UNUSED)
+    own = load_file(folder / "model.safetensors")
+    assert found["d2t"].dtype == np.int64
+    assert tuple(found["d2t"].tolist()) == IDS, "the target's tokens themselves, where d2t of our file is less by its place"
+    first_head = [0, 6, 1, 7, 2, 8, 3, 9, 4, 10, 5, 11]  # row i turns with row i + 6
+    rows = [12 * head + row for head in range(2) for row in first_head]
+    assert np.array_equal(found["blk.0.attn_k.weight"], own["midlayer.self_attn.k_proj.weight"][rows].numpy())
+    assert np.array_equal(found["blk.0.attn_norm_2.weight"], own["midlayer.hidden_norm.weight"].numpy())
+    assert np.array_equal(found["blk.0.attn_norm.weight"], own["midlayer.input_layernorm.weight"].numpy())
+    assert np.array_equal(found["fc.weight"], own["fc.weight"].numpy())
+
+
+def test_a_norm_before_fc_and_a_draft_of_all_tokens(verb: Verb, tmp_path: Path) -> None:
+    folder = draft(verb, tmp_path, norm_before_fc=True, vocabulary=None)
+    reader = export(verb, folder)
+    found = {tensor.name: tensor for tensor in reader.tensors}
+    assert found.keys() == ASKED_FOR.keys() - {"d2t"} | {"enc.output_norm.weight"}
+    assert reader.fields["eagle3.norm_before_fc"].contents() is True
+    norm = load_file(folder / "model.safetensors")["input_norm.weight"].float()
+    assert torch.equal(torch.from_numpy(np.array(found["enc.output_norm.weight"].data)), norm)
+    assert found["fc.weight"].tensor_type == gguf.GGMLQuantizationType.BF16, "the target's dtype"
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        (
+            {"fc_norm": True},
+            [],
+            r"draft/config\.json: recipe\.method\.fc_norm: true: llama\.cpp has no place for it; train with",
+        ),
+        ({"norm_output": True}, [], r"recipe\.method\.norm_output: true: llama\.cpp has no place for it"),
+        (
+            {"sliding_window": 64},
+            [],
+            r"recipe\.method\.sliding_window: 64: drafts see all of a text in llama\.cpp, here texts of",
+        ),
+        ({"sliding_window": 64}, ["--context", "65"], r"here 65 tokens; keep to texts of 64 tokens \(of an evaluation"),
+        (
+            {},
+            ["--dtype", "q8_0"],
+            r"--dtype: q8_0: blk\.0\.ffn_down\.weight has rows of 48 numbers, which is no multiple of 32",
+        ),
+    ],
+)
+def test_what_llama_cpp_cannot_represent_is_refused(
+    verb: Verb, tmp_path: Path, method: dict[str, Any], options: list[str], message: str
+) -> None:
+    folder = draft(verb, tmp_path, **method)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=message):
+        export(verb, folder, *options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_window_as_wide_as_the_texts_is_none(verb: Verb, tmp_path: Path) -> None:
+    reader = export(verb, draft(verb, tmp_path, sliding_window=64), "--context", "64")
+    assert not [name for name in reader.fields if "window" in name]
+
+
+def test_other_layouts_have_the_drafts_own_weights(verb: Verb, tmp_path: Path) -> None:
+    folder = draft(verb, tmp_path)
+    for option in (["--dtype", "f16"], ["--context", "64"]):
+        with pytest.raises(SystemExit, match=rf"{option[0]}: {option[1]}: the layout speculators has the draft's own; leave"):
+            verb("export", folder, "--layout", "speculators", "--out", tmp_path / "out", *option)
+    with pytest.raises(SystemExit, match=r"--out: missing; the layout gguf has weights of its own: name what to write"):
+        verb("export", folder, "--layout", "gguf")

@@ -1,0 +1,130 @@
+"""The demo's EAGLE-3 draft in llama.cpp, as GGUF files: its text, and its acceptance by llama.cpp's own counters.
+
+The other side is our own decoding of the same prompts. The draft's window is 512, and every text stays within it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longspec.draft.layouts import write_layout
+from longspec.models import gguf_writer
+from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe
+
+MISSING = [name for name in (".venv-serve/llama.cpp/.stamp", NEEDED) if not (ROOT / name).is_file()]
+pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
+ENGINE = ["--engine", "llama.cpp", "--serve-python", str(ROOT / ".venv-serve/llama.cpp/bin/python")]
+WINDOW = 512
+Read = Callable[[str], Tensor]
+Spoil = Callable[[dict[str, Any], Read], tuple[dict[str, Any], Read]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _in_the_repository() -> Any:
+    """The manifests' paths are relative to it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """20 prompts of 64 tokens and 20 of 440, which with their answers stay within the window."""
+    folder = tmp_path_factory.mktemp("llama.cpp")
+    return Measured(
+        ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), 20, folder / "ours.jsonl", contexts=[64, 440]
+    )
+
+
+@pytest.fixture(scope="module")
+def ours(measured: Measured, _in_the_repository: Any) -> list[Line]:
+    return measured.lines()
+
+
+def shares(lines: list[Line]) -> list[float]:
+    """How many of the rounds kept the first, the second, ... draft."""
+    rounds = [count for line in lines for count in line["accepted"]]
+    return [sum(count > place for count in rounds) / len(rounds) for place in range(CHAIN)]
+
+
+def test_text_and_acceptance_in_llama_cpp_are_ours(measured: Measured, ours: list[Line], tmp_path: Path) -> None:
+    """Text equal to llama.cpp's own without the draft, float32, greedy; each position's share within 2 % of ours."""
+    measured.out = tmp_path / "theirs.jsonl"
+    theirs = measured.lines(*ENGINE)
+    assert {line["engine"] for line in theirs} == {"llama.cpp"}
+    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
+    assert max(line["context_tokens"] + 64 + CHAIN for line in theirs) <= WINDOW
+    assert sum(line["tokens_compared"] for line in theirs) >= 40 * 60
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
+    print(f"shares of the rounds that kept a draft by position: {shares(theirs)}, ours {shares(ours)}")
+    assert acceptance([line["accepted"] for line in theirs]) > 1.5  # an untrained draft's is 1.1
+    assert is_as_ours([line["accepted"] for line in theirs], ours)
+    assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
+
+
+def wrong_layer(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
+    first, second, _ = keys["target_layers"]
+    return keys | {"target_layers": [first, second, second]}, read
+
+
+def not_permuted(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
+    def plain(name: str) -> Tensor:
+        rows = read(name)
+        if ".attn_q." not in name and ".attn_k." not in name:
+            return rows
+        pairs = rows.view(-1, keys["attention.key_length"] // 2, 2, rows.shape[1])
+        return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+
+    return keys, plain
+
+
+def relative_tokens(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
+    return keys, lambda name: read(name) - torch.arange(len(read(name))) if name == "d2t" else read(name)
+
+
+def no_norm(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
+    return keys, lambda name: torch.ones_like(read(name)) if name == "blk.0.attn_norm_2.weight" else read(name)
+
+
+@pytest.mark.parametrize("spoil", [wrong_layer, not_permuted, relative_tokens, no_norm])
+def test_a_file_that_is_not_as_trained_is_seen(
+    measured: Measured, ours: list[Line], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
+) -> None:
+    """The text is llama.cpp's own all the same: acceptance alone shows it."""
+    real = gguf_writer.write
+
+    def spoiled(out: Path, architecture: str, keys: dict[str, Any], shapes: Any, read: Read, dtype: Any) -> None:
+        keys, read = spoil(keys, read)
+        real(out, architecture, keys, shapes, read, dtype)
+
+    monkeypatch.setattr(gguf_writer, "write", spoiled)
+    write_layout(DRAFT, "gguf", tmp_path / "d.gguf", "f32", WINDOW)
+    monkeypatch.undo()
+    monkeypatch.chdir(ROOT)
+    measured.out = tmp_path / "theirs.jsonl"
+    theirs = measured.lines(*ENGINE, "--served-draft", str(tmp_path / "d.gguf"))
+    print(f"{spoil.__name__}: {shares(theirs)}, ours {shares(ours)}")
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert not is_as_ours([line["accepted"] for line in theirs], ours)
+    assert shares(theirs) != pytest.approx(shares(ours), rel=0.02)
+
+
+def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured, tmp_path: Path) -> None:
+    """llama.cpp itself says more before; what was measured so far stays in the journal."""
+    write_layout(DRAFT, "gguf", tmp_path / "whole.gguf", "f32", WINDOW)
+    content = (tmp_path / "whole.gguf").read_bytes()
+    (tmp_path / "torn.gguf").write_bytes(content[: len(content) // 2])
+    (tmp_path / "foreign.gguf").write_bytes(b"no GGUF at all")
+    measured.out = tmp_path / "theirs.jsonl"
+    for name in ("torn", "foreign"):
+        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.llama_cpp ended with exit code") as told:
+            measured.lines(*ENGINE, "--served-draft", str(tmp_path / f"{name}.gguf"))
+        assert "\n" not in str(told.value)
+        assert not measured.out.exists()
+    journal = (tmp_path / "theirs.unfinished.jsonl").read_text().splitlines()
+    assert len(journal) == 1 + 40, "the texts without a draft, which each try begins with"

@@ -1,0 +1,150 @@
+"""What is made of llama.cpp's stream and counters: its rounds, the text that is measured, and what it is refused for."""
+
+import http.server
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from longspec.measure.engines import llama_cpp
+from longspec.measure.engines.llama_cpp import Engine, Event, cut, rounds_of
+from longspec.measure.engines.protocol import Job, Request
+
+REQUEST = Request("a", [3, 4], 6, 0.0, 0, [0], 0)
+
+
+def events(kept: list[int], chain: int, silent: tuple[int, ...] = ()) -> list[Event]:
+    """The stream of rounds that kept so many drafts each; nothing is said at the `silent` tokens of the text."""
+    said, tokens, total = [Event(1, 0, 0, 0.0)], 1, 0
+    for number, count in enumerate(kept, start=1):
+        total += count
+        for _ in range(count + 1):
+            tokens += 1
+            said.append(Event(tokens, number * chain, total, tokens / 10))
+    return [event for event in said if event.tokens not in silent]
+
+
+def by_place(kept: list[int], chain: int) -> list[int]:
+    return [sum(count > place for count in kept) for place in range(chain)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "silent"),
+    [
+        ([2, 0, 4, 1], ()),
+        ([2, 0, 4, 1], (3, 5, 6, 7)),
+        ([0, 3, 0], (1, 2)),
+        ([1, 3, 0], (2, 3, 4)),  # the counters tell it from [3, 1, 0]'s places alone where these differ
+        ([0, 0, 0], (2, 3)),
+        ([], ()),
+    ],
+)
+def test_rounds_are_read_where_the_stream_is_silent_too(kept: list[int], silent: tuple[int, ...]) -> None:
+    """Places, sums and number are those of the rounds; within one silence their order may be another."""
+    found = rounds_of(events(kept, 4, silent), 4, by_place(kept, 4))
+    assert (sorted(found), by_place(found, 4)) == (sorted(kept), by_place(kept, 4))
+    assert silent or found == kept
+
+
+def test_two_ways_to_read_a_silence_are_told_apart_by_the_counters() -> None:
+    """Two rounds kept two drafts together."""
+    for kept in ([2, 0], [1, 1]):
+        assert sorted(rounds_of(events([*kept, 1], 4, (2, 3, 4)), 4, by_place([*kept, 1], 4))) == sorted([*kept, 1])
+    with pytest.raises(ValueError, match=r"llama\.cpp counted \[3, 0, 0, 1\] kept drafts by position, its stream gives others"):
+        rounds_of(events([2, 0, 1], 4, (2, 3, 4)), 4, [3, 0, 0, 1])
+
+
+def test_rounds_that_drafted_nothing_or_less_are_rounds() -> None:
+    """As at the end of a text, and of prompt lookup."""
+    said = [Event(1, 0, 0, 0.0), Event(2, 0, 0, 0.1), Event(3, 2, 1, 0.2), Event(4, 2, 1, 0.2), Event(5, 2, 1, 0.3)]
+    assert rounds_of(said, 4, [1, 0, 0, 0]) == [0, 1, 0]
+
+
+def test_a_text_is_cut_and_the_round_that_reaches_its_end_is_whole() -> None:
+    assert cut([2, 0, 4, 1], 6) == ([1, 3, 1, 1], [2, 0, 4])
+    assert cut([2, 0, 4, 1], 4) == ([1, 3], [2])
+    assert cut([2], 1) == ([1], [])
+
+
+class Server:
+    """Answers as llama.cpp's server: eight tokens, two of each round kept; nothing is streamed at the third."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        outer, text = self, [11, 12, 13, 14, 15, 16, 17, 0, 18, 19]
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def reply(self, content: str) -> None:
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(content.encode())
+
+            def do_GET(self) -> None:
+                streams = sum(bool(body.get("stream")) for body in outer.asked)
+                name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+                self.reply("# HELP\n" + "".join(f'{name}{{position="{place}"}} {3 * streams}\n' for place in range(2)))
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                outer.asked.append(body)
+                if not body.get("stream"):
+                    likely = [{"id": token, "top_logprobs": [{"id": token, "logprob": -0.5}]} for token in text if token != 13]
+                    self.reply(json.dumps({"tokens": text, "completion_probabilities": likely}))
+                    return
+                said = [
+                    {"tokens": [token], "timings": {"predicted_n": event.tokens, "predicted_ms": 1000 * event.seconds}
+                     | ({"draft_n": event.drafted, "draft_n_accepted": event.kept} if event.drafted else {})}
+                    for token, event in zip(text, events([2, 2, 2], 2), strict=True)
+                ]  # fmt: skip
+                self.reply("".join(f"data: {json.dumps(each)}\n\n" for place, each in enumerate(said) if place != 2))
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.listening_address = f"http://127.0.0.1:{self.server.server_port}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.server.shutdown()
+
+
+def test_an_answer_is_the_engines_text_up_to_its_end_with_the_rounds_of_its_counters(server: Server) -> None:
+    """One chain more than is wanted is asked for; the token that was not streamed is asked for again."""
+    found = llama_cpp.answer(Engine(server, 2), REQUEST, 2)
+    assert (found.tokens, found.steps) == ([11, 12, 13, 14, 15, 16], [1, 3, 2])
+    assert (found.accepted, found.accepted_by_place, found.seconds) == (4, [2, 2], [0.6, 0.6])
+    streams = [body.pop("stream", False) for body in server.asked]
+    assert streams == [True, True, False]
+    assert {(body["n_predict"], body["temperature"], body["cache_prompt"]) for body in server.asked} == {(8, 0, False)}
+    ended = llama_cpp.answer(Engine(server, 2), Request("b", [3], 10, 0.0, 0, [0], 1), 1)
+    assert (ended.tokens[-1], ended.steps, ended.accepted) == (0, [1, 3, 3, 1], 6)
+    assert ended.best[2:4] == [[(13, 0.0)], [(14, -0.5)]]
+
+
+def test_another_version_and_a_file_that_it_does_not_load_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(_: Any) -> None:
+        raise RuntimeError("Failed to init server")
+
+    def part(**more: Any) -> Any:
+        return SimpleNamespace(cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace(), **more)
+
+    stand_in: Any = ModuleType("xllamacpp")
+    speculative = SimpleNamespace(draft=part(mparams=SimpleNamespace()))
+    stand_in.CommonParams = lambda: part(model=SimpleNamespace(), speculative=speculative)
+    stand_in.Server = refusing
+    monkeypatch.setitem(sys.modules, "xllamacpp", stand_in)
+    job = Job("t.gguf", "draft-new", "d.gguf", 2, "float16", 64, 1, [REQUEST])
+    with pytest.raises(ValueError, match=r"llama\.cpp: xllamacpp is of another version: .*common_speculative_type.*; install"):
+        llama_cpp.load(job)
+    stand_in.common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_DRAFT_NEW=1)
+    with pytest.raises(ValueError, match=r"llama\.cpp: does not load t\.gguf and d\.gguf, for the reason above \(Failed to i"):
+        llama_cpp.load(job)

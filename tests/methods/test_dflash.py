@@ -1,0 +1,244 @@
+"""DFlash's training forward against plain PyTorch, block by block, in float64; first, a row that is learnt is drafted."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from longspec.decode.autoregressive import decode_plain
+from longspec.decode.prefill import prefill
+from longspec.decode.speculate import speculate
+from longspec.methods.dflash.drafter import DFlashDrafter
+from longspec.methods.dflash.method import METHOD
+from longspec.methods.dflash.settings import Settings
+from longspec.methods.dflash.trainer import DFlashTrainer
+from longspec.models import losses
+from longspec.models.attention import sdpa
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.eager import EAGER
+from tests.methods import dflash_reference as reference
+from tests.methods.test_eagle3 import masked, packed_row
+from tests.targets import SHAPES, VOCABULARY
+
+FOUR = SHAPES | {"num_hidden_layers": 4}
+CONFIGS = {"llama": LlamaConfig(**FOUR), "qwen3": Qwen3Config(**FOUR, head_dim=16)}
+LAYERS = (1, 3)
+IDS = tuple(range(1, VOCABULARY, 2))
+REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": VOCABULARY}
+SMALL = {"layers": LAYERS, "depth": 2, "block_size": 4, "mask_token": 5, "gamma": 2.0}
+
+
+def make(name: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> DFlashTrainer:
+    torch.manual_seed(3)
+    target = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
+    states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
+    made = METHOD.trainer(states, Settings(**SMALL | settings), None)
+    for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def test_a_row_that_is_learnt_is_drafted_whole() -> None:
+    """Every token an anchor: when the row is decoded, all drafts of every block are kept."""
+    torch.manual_seed(0)
+    target = AutoModelForCausalLM.from_config(CONFIGS["qwen3"], attn_implementation=STATES_ATTENTION)
+    target.requires_grad_(False).eval()
+    prompt, rounds, settings = [3, 1, 4], 5, Settings(layers=LAYERS, depth=2, block_size=5, anchors=99, loss="hard")
+    new = 1 + rounds * settings.block_size  # the prompt's own forward gives the first
+    text = decode_plain(target, prefill(target, [prompt]), new, -1).ids
+    assert len(set(text)) > 10, "a text that repeats itself is no test"
+    made = METHOD.trainer(TargetStates(target), settings, None)
+    ids = torch.tensor([prompt + text])
+    optimizer = torch.optim.AdamW(made.draft_model.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        output = made(ids, ids, with_llm_loss=False)
+        output.loss.backward()
+        optimizer.step()
+    assert int(output.counts["blocks"]) == len(prompt) + new - 1
+    drafter = DFlashDrafter(target, made.draft_model.eval(), settings)
+    (row,) = speculate(target, drafter, [prompt], max_new_tokens=new, shape=4).rows
+    assert row.ids == text
+    assert row.accepted == [settings.predicted] * rounds
+
+
+@pytest.fixture
+def exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """transformers' norm rounds to float32 on the way; chunks are smaller than what they cut."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+
+    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 12)
+
+
+def plain(made: DFlashTrainer) -> reference.Draft:
+    config, settings = made.states.config, made.settings
+    alpha = made.settings.alpha
+    return reference.Draft(
+        state=dict(made.draft_model.named_parameters()),
+        heads=(config.num_attention_heads, config.num_key_value_heads),
+        eps=config.rms_norm_eps,
+        mask_H=made.states.target.model.embed_tokens.weight[settings.mask_token],
+        target_head_TH=made.states.head_weight,
+        ids=list(settings.ids or range(config.vocab_size)),
+        slots=settings.block_size,
+        depth=settings.depth,
+        loss=settings.loss,
+        weights=reference.d_pace(alpha) if settings.weights == "d_pace" else reference.falling(settings.gamma),
+        window=settings.sliding_window,
+    )
+
+
+def text_of(made: DFlashTrainer, ids_S: Tensor, labels_S: Tensor) -> reference.Text:
+    """A document's hidden states as transformers itself gives them."""
+    target = made.states.target
+    with torch.no_grad():
+        out = target.model(ids_S[None], output_hidden_states=True, attention_backend=EAGER)
+    embedded_SH = out.hidden_states[0][0]
+
+    def rope(position: int) -> tuple[Tensor, Tensor]:
+        cos, sin = target.model.rotary_emb(embedded_SH[None], torch.tensor([[position]]))
+        return cos[0, 0], sin[0, 0]
+
+    taps = [out.hidden_states[layer][0] for layer in LAYERS]
+    return reference.Text(embedded_SH, taps, out.last_hidden_state[0], labels_S, rope)
+
+
+def compare(made: DFlashTrainer, loss: Tensor, expected: Tensor) -> None:
+    """Same value and same gradients."""
+    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
+    names, parameters = zip(*made.draft_model.named_parameters(), strict=True)
+    got = torch.autograd.grad(3 * loss, parameters)
+    wanted = torch.autograd.grad(3 * expected, parameters)
+    for name, left, right in zip(names, got, wanted, strict=True):
+        assert right.norm() > 0, name
+        assert (left - right).norm() <= 1e-9 * right.norm(), name
+
+
+ALL = {"anchors": 99}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "every"),
+    [
+        ("llama", {**ALL}, None),
+        ("llama", {**ALL, **REDUCED, "tied_k_norm": False}, 3),
+        ("qwen3", {**ALL, "loss": "hard", "depth": 1}, 3),
+        ("llama", {**ALL, **REDUCED, "loss": "hard", "weights": "d_pace", "alpha": 0.3}, 3),
+        ("qwen3", {**ALL, "weights": "d_pace", "sliding_window": 6, "depth": 3}, 5),
+        ("llama", {**ALL, "sliding_window": 5, **REDUCED}, None),
+    ],
+)
+def test_a_text_is_as_its_blocks_one_by_one(exact: None, name: str, settings: dict[str, Any], every: int | None) -> None:
+    made = make(name, **settings)
+    ids = torch.randint(0, VOCABULARY, (2, 14))
+    labels = masked(ids, every=every)
+    output = made(ids, labels, num_labels=11)
+    texts = [text_of(made, *row) for row in zip(ids, labels, strict=True)]
+    sums = [reference.document_sums(plain(made), text, reference.anchors_of(text)) for text in texts]
+    compare(made, output.loss, sum(each.weighted for each in sums) / 11)
+    outside = sum(sum(each.reached) - sum(each.inside) for each in sums)
+    wanted = {"blocks": sum(each.blocks for each in sums), "leading_hits": sum(each.leading_hits for each in sums)}
+    assert {key: int(count) for key, count in output.counts.items()} == wanted | {"outside_vocabulary": outside}
+    with torch.no_grad():
+        slots = made(ids, labels, each_step=True)
+    for slot in range(made.settings.predicted):
+        reached, inside = sum(each.reached[slot] for each in sums), sum(each.inside[slot] for each in sums)
+        assert float(slots.loss[slot]) == pytest.approx(float(sum(each.losses[slot] for each in sums)) / inside, rel=1e-9)
+        assert float(slots.agreement[slot]) == pytest.approx(sum(each.agreements[slot] for each in sums) / reached)
+    assert float(output.agreement) == pytest.approx(float(slots.agreement[0]))
+
+
+@pytest.mark.parametrize(("name", "settings"), [("llama", {}), ("qwen3", {"sliding_window": 6, **REDUCED})])
+def test_packed_documents_are_as_if_alone(exact: None, name: str, settings: dict[str, Any]) -> None:
+    """Documents shorter and longer than a block, and padding; a first label that nobody may learn from the document before."""
+    made = make(name, anchors=99, **settings)
+    documents, ids, positions, numbers = packed_row([9, 1, 2, 3, 11], 5)
+    labels = ids.masked_fill(numbers == -1, -100)
+    output = made(ids, labels, position_ids=positions, document_ids=numbers, num_labels=1)
+    texts = [text_of(made, document, document) for document in documents]
+    sums = [reference.document_sums(plain(made), text, reference.anchors_of(text)) for text in texts]
+    compare(made, output.loss, sum(each.weighted for each in sums))
+
+
+def test_a_neighbour_changes_no_bit_of_a_documents_losses() -> None:
+    """Values and gradients of the labels of one document, when the documents on both sides of it change."""
+    made = make(anchors=99)
+    _, ids, positions, numbers = packed_row([7, 11, 8], 3)
+    labels = ids.masked_fill(numbers != 1, -100)
+    other = torch.where(numbers == 1, ids, torch.randint(0, VOCABULARY, ids.shape))
+    results = []
+    for row in (ids, other):
+        loss = made(row, labels, position_ids=positions, document_ids=numbers, num_labels=1).loss
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(made.draft_model.parameters()))])
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
+
+
+def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
+    """A draw takes as many tokens as it is to, of the highest numbers; over all draws the loss is that of all anchors."""
+    made = make(anchors=2)
+    ids = torch.randint(0, VOCABULARY, (1, 9))
+    labels = masked(ids, every=4)  # leaves five anchors
+    text = text_of(made, ids[0], labels[0])
+    anchors = reference.anchors_of(text)
+    found = []
+    for number, first in enumerate(anchors):
+        for second in anchors[number + 1 :]:
+            priority = torch.linspace(0.5, 0.4, 9)[None].clone()
+            priority[0, [first, second]] = torch.tensor([0.7, 0.6])
+            output = made(ids, labels, num_labels=1, priority=priority)
+            own = reference.document_sums(plain(made), text, [first, second]).weighted * len(anchors) / 2
+            torch.testing.assert_close(output.loss, own, rtol=1e-9, atol=0)
+            found.append(output.loss.detach())
+    every = reference.document_sums(plain(made), text, anchors).weighted
+    torch.testing.assert_close(torch.stack(found).mean(), every.detach(), rtol=1e-9, atol=0)
+    evenly = made(ids, labels, num_labels=1)
+    assert int(evenly.counts["blocks"]) == 2
+
+
+def test_rows_without_labels_have_zero_gradients() -> None:
+    made = make()
+    ids = torch.randint(0, VOCABULARY, (1, 12))
+    output = made(ids, torch.full_like(ids, -100), num_labels=5)
+    output.loss.backward()
+    assert (output.loss.detach(), output.agreement, output.llm_loss) == (0, 0, 0)
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in made.draft_model.parameters())
+
+
+@pytest.mark.parametrize("name", ["hidden.1", "hidden.3", "final", "embedded"])
+def test_what_is_not_a_number_is_no_masked_zero(name: str) -> None:
+    made = make(anchors=99, **REDUCED)
+    own = made.states.forward
+
+    def damaged(*arguments: Any) -> dict[str, Tensor]:
+        found = own(*arguments)
+        found[name][0, 6] = math.nan
+        return found
+
+    made.states.forward = damaged
+    ids = torch.randint(0, VOCABULARY, (1, 16))
+    loss = made(ids, ids).loss
+    assert loss.isnan()
+    loss.backward()
+    assert any(parameter.grad.isnan().any() for parameter in made.draft_model.parameters())
+
+
+def test_inputs_are_refused_by_name() -> None:
+    made = make()
+    ids = torch.randint(0, VOCABULARY, (1, 12))
+    positions = torch.arange(12)[None]
+    with pytest.raises(ValueError, match=r"^position_ids: must rise by one from token to token of a document$"):
+        made(ids, ids, position_ids=torch.where(positions > 4, positions + 100, positions))
+    with pytest.raises(ValueError, match=r"^labels: 97 lies outside"):
+        made(ids, torch.full_like(ids, VOCABULARY))
+    with pytest.raises(ValueError, match=r"^recipe\.method\.mask_token: 97: the target has tokens 0 to 96$"):
+        make(mask_token=VOCABULARY)
+    with pytest.raises(ValueError, match=r"^recipe\.method\.layers: \[1, 4\]: the target has layers 0 to 3$"):
+        make(layers=(1, 4))
