@@ -4,7 +4,6 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from longspec.config import Recipe, Runtime
 from longspec.decode.drafters import Drafter
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Method
-from longspec.models.target import head_width, load_target
+from longspec.models.target import load_target
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import check_names
 from longspec.train.estimate.memory import setup_of
@@ -267,13 +266,3 @@ def test_a_vocabulary_goes_one_way(recipe: Any, trainer: Any, states: TargetStat
 def test_soft_labels_are_told(recipe: Any) -> None:
     told = {"hard": False, "soft": True, "mix": True}
     assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels", "soft"))]
-
-
-def test_the_layers_weights_are_those_that_a_drafted_token_reads(recipe: Any, states: TargetStates) -> None:
-    """All matrices of the layer but its head, and what is read once a round."""
-    method, settings = methods.method_of(recipe)
-    sizes = SimpleNamespace(**states.config.to_dict() | {"head_dim": head_width(states.config)})
-    layer = method.layer(states.config, settings)
-    once = ("lm_head.", "fc.")
-    matrices = {name: p.numel() for name, p in layer.named_parameters() if p.ndim == 2 and not name.startswith(once)}
-    assert methods.settings_of(method.name).layer_weights(sizes, recipe.method) == sum(matrices.values())

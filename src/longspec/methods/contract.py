@@ -8,8 +8,6 @@
         fits(recipe, layers, vocabulary) raises ValueError with the key for a target of so many layers and tokens that is none
         stored(recipe)        a word of a folder's name for the tensors that are stored for this draft, and with
                               recipe.states.top_k for the temperature at which its labels are taken
-        layer_weights(sizes, method) weights of the draft that a forward of it reads, its head's left out, beside a
-                              target whose `sizes` are as its config.json names them; method: recipe.method, None: its defaults
         told(recipe)          rows of a report: the recipe's keys that each covers, a title, the value as it acts
         COUNTS                what DraftOutput.counts may hold, with the titles of a report
         soft_labels(recipe)   whether the target's distribution is learnt, and not the text's tokens alone

@@ -64,11 +64,6 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     return [(("draft.labels",), "labels", recipe.draft.labels)]
 
 
-def layer_weights(sizes: Any, method: Any = None) -> int:
-    """One product of the width with itself."""
-    return int(sizes.hidden_size**2)
-
-
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt."""
     return bool(recipe.draft.labels == "soft")

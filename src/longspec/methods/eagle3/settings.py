@@ -14,7 +14,7 @@ from longspec.config.schema import KNOWN, LATER
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
-from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, ffn_width, layer_settings
+from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, layer_settings
 
 NAME = "eagle3"
 ONE_FORWARD = False
@@ -234,18 +234,6 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
         words = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
         rows.append((tuple(f"method.{name}" for name in values), "of its own", words))
     return rows
-
-
-def layer_weights(sizes: Any, method: Any = None) -> int:
-    """A decoder layer of the target's shape, or of its own, whose queries, keys and values have inputs of twice the width.
-
-    The projection of the target's hidden states is read once a round, and is left out.
-    """
-    names = ("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size")
-    of_target = (sizes.num_attention_heads, sizes.num_key_value_heads, sizes.head_dim, ffn_width(sizes))
-    own = [None if method is None else method[name] for name in names]
-    heads, key_values, width, inner = (mine or default for mine, default in zip(own, of_target, strict=True))
-    return sizes.hidden_size * (width * (3 * heads + 4 * key_values) + 3 * inner)
 
 
 def soft_labels(recipe: Any) -> bool:

@@ -147,13 +147,6 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
     ]
 
 
-def layer_weights(sizes: Any, method: Any = None) -> int:
-    """A decoder layer of the target's shape, and the cross attention's queries and output."""
-    queries = sizes.hidden_size * sizes.num_attention_heads * sizes.head_dim
-    keys = sizes.hidden_size * sizes.num_key_value_heads * sizes.head_dim
-    return 4 * queries + 2 * keys + 3 * sizes.hidden_size * sizes.intermediate_size
-
-
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt, by itself or beside the next token."""
     return bool(recipe.draft.loss != "hard")
