@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from longspec.atomic_files import read_json
+from longspec.config import compose
 from longspec.data import __main__ as verb
 from longspec.data import inspection
 from longspec.data.pack import packing
@@ -64,8 +65,8 @@ def test_it_is_said_of_more_than_a_tenth(
     told = [capsys.readouterr().out]
     inspection.show(packed, 0)
     told.append(capsys.readouterr().out)
-    options = plan.parser().parse_args(["--target", "x", "--ranks", "1", "--data", str(packed)])
-    plan.read_rows(options, [plan.compose("train", ["run=demo", "recipe.data.sequence_length=64"]).recipe])
+    stage = ["--recipe", "r.yaml", "--runtime", "t.yaml", "--target", "x", "--ranks", "1", "--data", str(packed)]
+    plan.read_rows(plan.parser().parse_args(stage), [compose("train", ["run=demo", "recipe.data.sequence_length=64"]).recipe])
     told.append(capsys.readouterr().err)
     (row,) = tables.packed_table([read_json(packed)])
     told.append(row["warning"])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from longspec.atomic_files import write_json
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import IDS, SHAPE, extract_draft
+from tests.draft.eagle3_drafts import IDS, SHAPE, make_draft
 
 # Of a draft 32 wide with 4 heads of 12, 2 key/value heads and 8 tokens; rows first.
 ASKED_FOR = {
@@ -33,9 +33,9 @@ ASKED_FOR = {
 }
 
 
-def draft(verb: Verb, place: Path, **method: Any) -> Path:
+def draft(place: Path, **method: Any) -> Path:
     """A draft folder with a tokenizer of as many tokens as the target has."""
-    folder = extract_draft(place, verb, **method)
+    folder = make_draft(place, **method)
     letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -50,7 +50,7 @@ def export(verb: Verb, folder: Path, *more: str) -> Any:
 
 
 def test_tensors_and_keys_are_those_that_llama_cpp_loads(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(verb, tmp_path, norm_before_residual=True)
+    folder = draft(tmp_path, norm_before_residual=True)
     reader = export(verb, folder, "--dtype", "f32")
     found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     assert {name: array.shape for name, array in found.items()} == ASKED_FOR
@@ -74,7 +74,7 @@ def test_tensors_and_keys_are_those_that_llama_cpp_loads(verb: Verb, tmp_path: P
 
 
 def test_a_norm_before_fc_and_a_draft_of_all_tokens(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(verb, tmp_path, norm_before_fc=True, vocabulary=None)
+    folder = draft(tmp_path, norm_before_fc=True, vocabulary=None)
     reader = export(verb, folder)
     found = {tensor.name: tensor for tensor in reader.tensors}
     assert found.keys() == ASKED_FOR.keys() - {"d2t"} | {"enc.output_norm.weight"}
@@ -109,7 +109,7 @@ def test_a_norm_before_fc_and_a_draft_of_all_tokens(verb: Verb, tmp_path: Path) 
 def test_what_llama_cpp_cannot_represent_is_refused(
     verb: Verb, tmp_path: Path, method: dict[str, Any], options: list[str], message: str
 ) -> None:
-    folder = draft(verb, tmp_path, **method)
+    folder = draft(tmp_path, **method)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SystemExit, match=message):
         export(verb, folder, *options)
@@ -117,12 +117,12 @@ def test_what_llama_cpp_cannot_represent_is_refused(
 
 
 def test_a_window_as_wide_as_the_texts_is_none(verb: Verb, tmp_path: Path) -> None:
-    reader = export(verb, draft(verb, tmp_path, sliding_window=64), "--context", "64")
+    reader = export(verb, draft(tmp_path, sliding_window=64), "--context", "64")
     assert not [name for name in reader.fields if "window" in name]
 
 
 def test_other_layouts_have_the_drafts_own_weights(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(verb, tmp_path)
+    folder = draft(tmp_path)
     for option in (["--dtype", "f16"], ["--context", "64"]):
         with pytest.raises(SystemExit, match=rf"{option[0]}: {option[1]}: the layout speculators has the draft's own; leave"):
             verb("export", folder, "--layout", "speculators", "--out", tmp_path / "out", *option)
