@@ -82,9 +82,9 @@ rule check_serves:
         paths.SERVES_GATES,
     log:
         "logs/check_serves/{run}.log",
-    retries: 0
     wildcard_constraints:
         run=one_of(PLAN.runs),
+    retries: 0
     localrule: True
     shell:
         "python -m longspec.measure gates --report {input.numbers:q} --out {output:q} > {log:q} 2>&1"
