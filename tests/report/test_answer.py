@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from longspec import jsonl, methods
-from longspec.config import compose_stage
+from longspec.config import compose
 from longspec.report.answer import judged, verdict
 from longspec.report.inputs import Stage
 from longspec.report.plots import curves, loss_unit
@@ -103,10 +103,8 @@ def test_too_few_records_decide_nothing(tmp_path: Path) -> None:
 
 def changed(run: str, variant: str, **draft: Any) -> Any:
     """Return the recipe of a run's first stage with changes of recipe.draft."""
-    recipe = compose_stage(run, variant, "base").recipe
-    for key, value in draft.items():
-        recipe.draft[key] = value
-    return recipe
+    values = [f"recipe.draft.{key}={value}" for key, value in draft.items()]
+    return compose("train", [f"run={run}", f"variant={variant}", "stage=base", *values]).recipe
 
 
 @pytest.mark.parametrize(
