@@ -57,7 +57,7 @@ class SmallDraft:
         return list(jsonl.read(out))
 
 
-def make(root: Path, target_steps: int = 350, draft_steps: int = 150) -> SmallDraft:
+def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
     """Train both below `root`."""
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"
@@ -109,6 +109,9 @@ def _train_draft(made: SmallDraft, recipe: Any, rows: PackedRows, steps: int) ->
     states = TargetStates(load_target(path, read_target_config(path), torch.float32))
     torch.manual_seed(0)
     trainer = method.trainer(states, settings, None)
+    for name, parameter in trainer.draft_model.named_parameters():
+        if "norm" in name:  # that none can be left out unseen
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
     optimizer = torch.optim.AdamW(trainer.draft_model.parameters(), lr=2e-3, weight_decay=0.0)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1, (step + 1) / 10) * (1 - step / steps))
     draw = torch.Generator().manual_seed(0)

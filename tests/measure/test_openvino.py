@@ -49,7 +49,7 @@ def test_text_and_acceptance_in_openvino_are_ours(small: SmallDraft, ours: list[
     assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
     assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
     print(f"shares of the rounds that kept a draft by position: {shares(theirs)}, ours {shares(ours)}")
-    assert 1.5 < acceptance([line["accepted"] for line in theirs]) < 3.8  # of 1 to 4
+    assert 1.3 < acceptance([line["accepted"] for line in theirs]) < 3.8  # of 1 to 4; an untrained draft has 1.0
     assert is_as_ours([line["accepted"] for line in theirs], ours)
     assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
 
