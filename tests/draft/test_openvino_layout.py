@@ -10,7 +10,7 @@ from transformers import LlamaConfig
 
 from longspec.atomic_files import files_below, read_json
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import IDS, SHAPE, extract_draft
+from tests.draft.eagle3_drafts import IDS, SHAPE, make_draft
 from tests.targets import EAGLE3_TARGETS
 
 # Of optimum-intel 2.2.0's state dict for a draft 32 wide with 4 heads of 12, 2 key/value heads and 8 tokens of 97, less
@@ -40,7 +40,7 @@ def export(verb: Verb, folder: Path, *more: str) -> Path:
 
 
 def test_tensors_and_layers_are_those_that_openvino_reads(verb: Verb, tmp_path: Path) -> None:
-    folder = extract_draft(tmp_path, verb)
+    folder = make_draft(tmp_path)
     out = export(verb, folder, "--dtype", "f16")
     assert files_below(out) == ["config.json", "model.safetensors"]
     found, own = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
@@ -58,7 +58,7 @@ def test_tensors_and_layers_are_those_that_openvino_reads(verb: Verb, tmp_path: 
 
 
 def test_a_draft_of_all_tokens_has_both_tensors_too(verb: Verb, tmp_path: Path) -> None:
-    found = load_file(export(verb, extract_draft(tmp_path, verb, vocabulary=None)) / "model.safetensors")
+    found = load_file(export(verb, make_draft(tmp_path, vocabulary=None)) / "model.safetensors")
     assert found.keys() == ASKED_FOR.keys()
     assert found["d2t"].tolist() == [0] * 97
     assert found["t2d"].all()
@@ -84,7 +84,7 @@ def test_a_draft_of_all_tokens_has_both_tensors_too(verb: Verb, tmp_path: Path) 
 def test_what_openvino_cannot_represent_is_refused(
     verb: Verb, tmp_path: Path, method: dict[str, Any], options: list[str], message: str
 ) -> None:
-    folder = extract_draft(tmp_path, verb, **method)
+    folder = make_draft(tmp_path, **method)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(SystemExit, match=message):
         export(verb, folder, *options)
@@ -92,18 +92,18 @@ def test_what_openvino_cannot_represent_is_refused(
 
 
 def test_a_window_as_wide_as_the_texts_is_none(verb: Verb, tmp_path: Path) -> None:
-    config = read_json(export(verb, extract_draft(tmp_path, verb, sliding_window=64), "--context", "64") / "config.json")
+    config = read_json(export(verb, make_draft(tmp_path, sliding_window=64), "--context", "64") / "config.json")
     assert "sliding_window" not in config
 
 
 @pytest.mark.parametrize("family", ["glm4", "gpt_oss", "olmo2", "qwen3_moe"])
 def test_targets_whose_layers_have_other_sums_are_refused(verb: Verb, tmp_path: Path, family: str) -> None:
-    folder = extract_draft(tmp_path, verb, EAGLE3_TARGETS[family], layers=[1, 2, 3])
+    folder = make_draft(tmp_path, EAGLE3_TARGETS[family], layers=[1, 2, 3])
     with pytest.raises(SystemExit, match=rf"target: model_type: {family}: OpenVINO finds the outputs of layers in targets of"):
         export(verb, folder)
 
 
 def test_heads_that_turn_in_part_are_refused(verb: Verb, tmp_path: Path) -> None:
-    folder = extract_draft(tmp_path, verb, EAGLE3_TARGETS["phi3-partial"], layers=[1, 2, 3])
+    folder = make_draft(tmp_path, EAGLE3_TARGETS["phi3-partial"], layers=[1, 2, 3])
     with pytest.raises(SystemExit, match=r"rope_parameters: partial_rotary_factor: 0\.5: a draft in OpenVINO turns whole"):
         export(verb, folder)
