@@ -83,16 +83,19 @@ class Job:
     data: Path
     overrides: list[str] = field(default_factory=list)
     launcher: list[str] = field(default_factory=lambda: PLAIN)
+    base: list[str] = field(default_factory=lambda: RECIPE)
+    vocabulary: Path | None = None
     began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
-        config = compose("train", [*RECIPE, *self.overrides])
+        config = compose("train", [*self.base, *self.overrides])
         write_text(self.out / "recipe.yaml", to_yaml(config.recipe))
         write_text(self.out / "runtime.yaml", to_yaml(config.runtime))
 
     def command(self) -> list[str]:
         files = {"recipe": self.out / "recipe.yaml", "runtime": self.out / "runtime.yaml", "target": self.target}
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
+        options += [] if self.vocabulary is None else [f"--vocabulary={self.vocabulary}"]
         module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
         return [*self.launcher, *module, *options]
 
