@@ -28,7 +28,7 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     (built.folder / "config/exp/another.yaml").write_text("# @package _global_\n")
     built.edit("rules/draft.smk", r" > \{log:q\} 2>&1", " &> {log:q}")
     built.edit("config/run/demo.yaml:long", r"\bsave_every: \d+", "save_every: 77, log_every: 5")
-    built.edit("rules/train.smk", r"runtime=\w+", 'runtime="77m"')
+    built.edit("rules/train.smk", r"runtime=[\w.]+", 'runtime="77m"')
     add_bench(built)  # runs when it is asked for alone
     resources = ["train:ranks=2", "train:cpus_per_task=16", "train:mem_mb=1000"]
     assert built.plan("--cores=8", "--set-threads", "train=4", "--set-resources", *resources) == {}
