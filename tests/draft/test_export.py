@@ -121,7 +121,7 @@ def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Call
 
 def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    with pytest.raises(SystemExit, match=r"--layout: onnx: .*have no such layout; it has gguf, speculators"):
+    with pytest.raises(SystemExit, match=r"--layout: onnx: .*have no such layout; it has gguf, openvino, speculators"):
         export(verb, folder, "onnx")
     write_text(tmp_path / "exported/mine.txt", "mine")
     with pytest.raises(SystemExit, match=r"--out: .*exported: is there already; give another name, or remove it"):

@@ -110,7 +110,7 @@ def test_estimates_report_and_gates(finished: Workflow) -> None:
     assert numbers["overall"]["made-up"]["long"]["mean"] == pytest.approx(measured)
     assert 1 <= measured <= 2, "a round brings one drafted token at most"
     assert numbers["lossless"]["made-up"]["unexplained"] == 0
-    assert "soft labels" in (results / "report.html").read_text()
+    assert "Soft labels" in (results / "report.html").read_text()
     assert (results / "gates.json").is_file()
 
 
