@@ -77,3 +77,13 @@ def checked_target(check, target):
         return target_of_job(wildcards)
 
     return manifest
+
+
+def served_ranks(run, engine):
+    """Return the ranks of a measurement: our own loop's as in any evaluation; another engine is one process."""
+    return RANKS.ranks("evaluate", run) if engine == OURS else 1
+
+
+def served_gpus(run, engine):
+    """Return their GPUs, in Slurm's words."""
+    return RANKS.machines["evaluate"].asked(served_ranks(run, engine))

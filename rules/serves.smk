@@ -7,16 +7,6 @@ rule serves:
     localrule: True
 
 
-def served_ranks(run, engine):
-    """Return the ranks of a measurement: our own loop's as in any evaluation; another engine is one process."""
-    return RANKS.ranks("evaluate", run) if engine == OURS else 1
-
-
-def served_gpus(run, engine):
-    """Return their GPUs, in Slurm's words."""
-    return RANKS.machines["evaluate"].asked(served_ranks(run, engine))
-
-
 # The draft is measured as it is published, with all the tokens that it was trained to propose.
 use rule evaluate as evaluate_served with:
     input:
