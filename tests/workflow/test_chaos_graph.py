@@ -1,4 +1,4 @@
-"""The short version of `make chaos`: a run of the whole graph through four moments."""
+"""The short version of `make chaos`: a run of the whole graph through three moments."""
 
 import random
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.workflow.chaos import Round, place_for, undisturbed
 
-MOMENTS = 4
+MOMENTS = 3
 
 
 @pytest.mark.slow
