@@ -109,7 +109,7 @@ def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, mo
         return False
 
     monkeypatch.setattr(serve_verb, "show", shown)
-    words = {"variant": None, "port": None, "python": str(PYTHON), "minutes": 10.0, "check": True, "more": []}
+    words = {"variant": None, "engine": None, "port": None, "python": str(PYTHON), "minutes": 10.0, "check": True, "more": []}
     assert serve_verb.run(argparse.Namespace(run="demo-eagle3", **words)) == 0
     served, ours = seen
     assert ours[0] > 80
