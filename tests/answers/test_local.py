@@ -155,6 +155,17 @@ def test_killed_and_resumed_equals_undisturbed(case: Case, tmp_path: Path, monke
     assert f"{whole_lines} lines of chats's answers" in capfd.readouterr().out
 
 
+def test_other_settings_are_never_mixed_in_but_a_batch_of_another_size_goes_on(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    killed(case, tmp_path, monkeypatch, 2, batch=3)
+    case.make(tmp_path, batch=4)
+    assert "4 lines of chats's answers\n" in capfd.readouterr().out, "of a batch of one and one of three"
+    case.make(tmp_path, new_tokens=5)
+    assert "14 lines of chats's answers are left out, made otherwise: settings: {" in capfd.readouterr().out
+    assert {line["tokens"] <= 10 for line in journal_of(tmp_path).values()} == {True}
+
+
 def test_all_records_are_counted_and_those_that_ask_nothing_are_told(case: Case, tmp_path: Path) -> None:
     odd = [
         {"text": "running text"},

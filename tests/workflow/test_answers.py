@@ -76,6 +76,10 @@ REFUSED = {
         r"regenerate\.requests: is of engine: endpoint, but the engine",
     ),
     "a command without its places": (SERVED | {"server": "vllm serve {model}"}, r"regenerate\.server: lacks \{port\}"),
+    "a key in the command": (
+        SERVED | {"server": "vllm {model} {port} --api-key=secret"},
+        r"server: --api-key would stand in",
+    ),
     "no such program": (SERVED | {"server": "no/vllm {model} {port}"}, r"regenerate\.server: no/vllm: no such program"),
     "a misspelt key": ({"temprature": 1}, r"data\.own\.regenerate\.temprature: unknown key; did you mean 'temperature'"),
     "no number": ({"new_tokens": "many"}, r"data\.own\.regenerate\.new_tokens: must be a whole number from 1 to 16777216"),

@@ -55,7 +55,8 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     for path, manifest in zip(shards, manifests, strict=True):
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
             if manifest.get(key) != wanted.get(key):
-                raise ValueError(f"{path}: {key}: is {manifest.get(key)}, must be {wanted.get(key)}; answer the shard again")
+                told = f"is {manifest.get(key)}, must be {wanted.get(key)}"
+                raise ValueError(f"{path}: {key}: {told}; remove it, then answer the shard again")
         check_files(path.parent, manifest["files"], path)
     if sorted(manifest["shard"] for manifest in manifests) != list(range(wanted["num_shards"])):
         raise ValueError(f"{shards[0]}: is one of {wanted['num_shards']} shards; give each of them once")

@@ -103,6 +103,10 @@ def _check_place(key: str, settings: Regenerate) -> None:
             f"{key}.server: lacks {' and '.join(missing)}, in whose place the target's folder and a free port are put: "
             "docs/answers.md has a command"
         )
+    if any(word.split("=")[0] == "--api-key" for word in words):
+        raise ValueError(
+            f"{key}.server: --api-key would stand in logs; set the variables VLLM_API_KEY, which vLLM reads, and OPENAI_API_KEY"
+        )
     # A bare name may be found on the GPU nodes alone.
     if "/" in words[0] and shutil.which(words[0]) is None:
         raise ValueError(
