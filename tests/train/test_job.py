@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from longspec.config import Recipe, load
 from longspec.data import tokenize
@@ -178,6 +179,15 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
         assert any(max(counts) == 0 for counts in shares), "a step without labels"
     for other in losses[1:]:
         torch.testing.assert_close(other, losses[0], rtol=2e-4, atol=2e-4)
+
+
+def test_the_target_is_not_in_a_checkpoint(whole: Job) -> None:
+    """Float32 weights and two moments of the draft alone, and little else."""
+    slot = whole.out / "checkpoints/last"
+    keys = set(load_file(slot / "rank_00000.safetensors"))
+    assert {key.split("|")[1] for key in keys} == {f"draft_model.{name}" for name in weights(whole)}
+    state = 3 * 4 * sum(tensor.numel() for tensor in weights(whole).values())
+    assert state < sum(path.stat().st_size for path in slot.rglob("*")) < state + 60_000
 
 
 def test_published_experiment_by_hand_under_each_launcher(tmp_path: Path, root: Path, target: Path, corpus: Corpus) -> None:

@@ -59,7 +59,7 @@ def _origin_of(record: int, origin: dict[str, Any]) -> str:
 
 
 def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[str]:
-    """The text of tokens, that of each special token by itself."""
+    """Return the text of tokens, that of each special token by itself."""
     decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     before: list[int] = []
     for is_special, run in groupby(ids, key=special.__contains__):

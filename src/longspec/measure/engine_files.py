@@ -1,4 +1,4 @@
-"""What an engine loads of a target and a drafter: the folders as they are, or files in its layouts for as long as it runs."""
+"""Give an engine a target and a drafter: the folders as they are, or files in its layouts for as long as it runs."""
 
 import json
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def _hash(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any.
+    """Name what an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any.
 
     scratch: a folder in which an engine keeps what it makes of them.
     """

@@ -38,7 +38,7 @@ def layouts_of(name: str) -> dict[str, Any]:
 
 
 def served(name: str, engine: str) -> Served:
-    """How an engine loads draft folders of a method. Raises ValueError, with the key, where it loads none."""
+    """Return how an engine loads draft folders of a method. Raises ValueError, with the key, where it loads none."""
     found: Served | None = settings_of(name).SERVED.get(engine)
     if found is None:
         others = [each for each in ENGINES if each in settings_of(name).SERVED]
@@ -55,7 +55,7 @@ def check_layout(recipe: Any, layout: str | None, context: int) -> None:
 
 
 def in_vllm(name: str) -> Served | None:
-    """How vLLM loads draft folders of a method; None where it loads none."""
+    """Return how vLLM loads draft folders of a method; None where it loads none."""
     found: Served | None = settings_of(name).SERVED.get(VLLM)
     return found
 

@@ -22,7 +22,7 @@ DEFAULT_ROPE = "default"
 
 
 def layer_config(config: Any, settings: LayerSettings) -> Any:
-    """The target's configuration with the layer's own shape in it; the target's own where the draft has none."""
+    """Return the target's configuration with the layer's own shape in it; the target's own where the draft has none."""
     own = {name: getattr(settings, name) for name in SHAPE if getattr(settings, name) is not None}
     if ffn_width(config) != config.intermediate_size:
         own = {"intermediate_size": ffn_width(config)} | own

@@ -111,7 +111,7 @@ def check_embeddings(found: Tensor | None, embeddings: Callable[[], Tensor], fol
 def vocabulary_of(
     state: dict[str, Tensor], told: int | None, tokens: int, folder: Path
 ) -> tuple[int | None, tuple[int, ...] | None]:
-    """How many tokens a head proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
+    """Return how many tokens a head proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
     proposed = len(state[HEAD])
     if told not in (None, proposed):
         raise ValueError(f"{folder}: draft_vocab_size: is {told}, {HEAD} has {proposed} rows; {ELSEWHERE}")
@@ -127,7 +127,7 @@ def vocabulary_of(
 
 
 def own_shape(published: Any, target: Any, schema: type[LayerSettings], file: Path) -> dict[str, Any]:
-    """The parts of a published draft's shape that are not the target's; both are transformers' configurations."""
+    """Return the parts of a published draft's shape that are not the target's; both are transformers' configurations."""
     rope = {name: value for name, value in published.rope_parameters.items() if name != "type" and value is not None}
     if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
         rope.setdefault("original_max_position_embeddings", published.max_position_embeddings)

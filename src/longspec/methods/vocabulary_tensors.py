@@ -99,7 +99,7 @@ def check_with_vocabulary(
 
 
 def draft_settings(path: str | Path, name: str, schema: type[Settings]) -> Settings:
-    """The settings of a draft folder of the method of this name, its tokens from d2t.
+    """Return the settings of a draft folder of the method of this name, its tokens from d2t.
 
     Raises ValueError with file, key and both values where they are strange.
     """

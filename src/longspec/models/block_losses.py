@@ -24,7 +24,7 @@ from longspec.models.chain_losses import Teacher
 
 @dataclass(frozen=True)
 class SlotLabels:
-    """What the R slots of `blocks` blocks learn: int64 [R] each but for scale_A.
+    """Hold what the R slots of `blocks` blocks learn: int64 [R] each but for scale_A.
 
     tokens_R: which of the teacher's N tokens stands before the label; numbers_R: the draft's number of the text's token, -1
     where the draft cannot propose it; blocks_R ascending, slots_R: where the slot is; scale_A: a factor of each block's loss.
@@ -59,7 +59,7 @@ class SlotLabels:
 
 @dataclass(frozen=True)
 class Weighting:
-    """The weights of a block's slots: by_slot_K, or D-PACE's with alpha."""
+    """Return the weights of a block's slots: by_slot_K, or D-PACE's with alpha."""
 
     by_slot_K: tuple[float, ...] | None
     alpha: float = 1.0
@@ -84,7 +84,7 @@ class BlockSums(NamedTuple):  # engines look for tensors in tuples
 
 
 def _weights(logits_CV: Tensor, labels: SlotLabels, weighting: Weighting) -> Tensor:
-    """The weight [C] of each slot of a chunk, its block's scale in it."""
+    """Return the weight [C] of each slot of a chunk, its block's scale in it."""
     scale_C = labels.scale_A.to(logits_CV.dtype)[labels.blocks_R]
     if weighting.by_slot_K is not None:
         return scale_C * logits_CV.new_tensor(weighting.by_slot_K)[labels.slots_R]
@@ -106,7 +106,7 @@ def _hard_loss_and_gradient_(logits_CV: Tensor, numbers_C: Tensor) -> Tensor:
 
 
 class _ChunkedBlocks(torch.autograd.Function):
-    """The gradients are taken chunk by chunk in the forward; the backward scales them."""
+    """Take the gradients chunk by chunk in the forward; the backward scales them."""
 
     @staticmethod
     def forward(
@@ -118,7 +118,7 @@ class _ChunkedBlocks(torch.autograd.Function):
         is_soft: bool,
         weighting: Weighting,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The weighted sum of all losses; the sums of each slot, [5, K]; leading hits."""
+        """Return the weighted sum of all losses; the sums of each slot, [5, K]; leading hits."""
         wide = torch.promote_types(weight_VH.dtype, torch.float32)
         total, sums_5K = hidden_RH.new_zeros((), dtype=wide), hidden_RH.new_zeros(5, labels.slots, dtype=wide)
         leading_hits = hidden_RH.new_zeros((), dtype=wide)
@@ -157,7 +157,7 @@ class _ChunkedBlocks(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Both gradients, times the loss's own."""
+        """Return both gradients, times the loss's own."""
         of_hidden_RH, of_weight_VH = ctx.saved_tensors
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
         of_hidden_RH = None if of_hidden_RH is None else of_hidden_RH * grads[0]

@@ -108,13 +108,13 @@ _Gradients = tuple[list[Tensor], Tensor]
 
 
 class _ChunkedChains(torch.autograd.Function):
-    """The gradients are taken chunk by chunk in the forward; the backward scales them."""
+    """Take the gradients chunk by chunk in the forward; the backward scales them."""
 
     @staticmethod
     def forward(
         ctx: Any, teacher: Teacher, places: list[Tensor], weights: list[float], weight_VH: Tensor, *hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The weighted sum of all losses; the sums of each step without weights, [4, K]; the target's loss."""
+        """Return the weighted sum of all losses; the sums of each step without weights, [4, K]; the target's loss."""
         wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
         sums_4K = torch.zeros(4, len(places), dtype=wide, device=device)
         target = torch.zeros((), dtype=wide, device=device)
@@ -144,7 +144,7 @@ class _ChunkedChains(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Both gradients, times the loss's own."""
+        """Return both gradients, times the loss's own."""
         grad_VH, *hidden = ctx.saved_tensors
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
         scaled_VH = torch.mul(grad_VH, grads[0], out=torch.empty_like(grad_VH, dtype=ctx.dtype))

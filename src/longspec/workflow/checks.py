@@ -183,7 +183,7 @@ class Bench(Plan):
         return [*super().report_variants(run), "--evaluations bench"]
 
     def pages(self) -> list[str]:
-        """The page of each of these runs. Raises ValueError where none of the chosen runs has one."""
+        """Return the page of each of these runs. Raises ValueError where none of the chosen runs has one."""
         if not self.evaluation_of:
             raise ValueError(
                 f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "

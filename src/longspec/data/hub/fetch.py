@@ -140,7 +140,7 @@ def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, 
 
 
 def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """The files of a name among those that are there. Raises ValueError for a part of a numbered set."""
+    """Return the files of a name among those that are there. Raises ValueError for a part of a numbered set."""
     known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
     found = sorted(files_below(folder))
     if source.file:

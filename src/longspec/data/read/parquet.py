@@ -80,7 +80,7 @@ def _decoded(batch: pa.RecordBatch, limit: int) -> list[dict[str, Any]] | None:
 
 
 def _alone(path: Path, number: int, row: pa.RecordBatch, limit: int, notes: Notes) -> Item:
-    """The item of one row: without the cells that JSON cannot hold, or a fault for a large one."""
+    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a large one."""
     if row.nbytes > limit:
         fault = RecordError("row", f"holds more than {limit / 1e6:g} MB (max_line_mb)")
         return Item(str(path), number, b"", None, error=fault)

@@ -38,7 +38,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Event:
-    """What the server's stream says at a token: how many there are, drafts made and kept so far, seconds since the first."""
+    """Hold what the server's stream says at a token: tokens, drafts made and kept so far, seconds since the first."""
 
     tokens: int
     drafted: int

@@ -26,7 +26,7 @@ TASK = "text-generation-with-past"
 
 
 def is_converted(folder: Path) -> bool:
-    """Whether a folder has a model in OpenVINO's format."""
+    """Return whether a folder has a model in OpenVINO's format."""
     return (folder / MODEL).is_file()
 
 

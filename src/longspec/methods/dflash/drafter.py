@@ -63,7 +63,7 @@ class DFlashDrafter(Drafter):
             raise ValueError(f"draft: proposes tokens of {chosen_from}, the target has {size}: give a draft of this target")
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """The context of each prompt, of its newest tokens where there is a window; the first round takes it in."""
+        """Return the context of each prompt, of its newest tokens where there is a window; the first round takes it in."""
         window = self.settings.sliding_window
         self.text = [WholeText() if window is None else NewestTokens(window) for _ in self.layer.layers]
         self._accept(torch.tensor(list(map(len, prompts)), device=hidden[self.reads[0]].device), hidden)
@@ -79,7 +79,7 @@ class DFlashDrafter(Drafter):
         return builder.tree()
 
     def logits(self, draft_input: DraftInput) -> Tensor:
-        """The draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say."""
+        """Return the draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say."""
         lengths_B, slots = draft_input.lengths_B, self.settings.block_size
         self._take_in_text(draft_input)
         depths_W = torch.arange(slots, device=lengths_B.device)
@@ -108,7 +108,7 @@ class DFlashDrafter(Drafter):
         return self.target.lm_head(normed_BWH).to(normed_BWH.device)
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The context of the old root and of what was kept; the new root has none yet."""
+        """Return the context of the old root and of what was kept; the new root has none yet."""
         self._accept(kept_B + 1, hidden)
 
     def select(self, rows_B: Tensor) -> None:

@@ -104,12 +104,12 @@ class DFlashLayer(nn.Module):
                 nn.init.normal_(module.weight, std=config.initializer_range)
 
     def k_norm(self, number: int) -> nn.Module:
-        """The norm of a layer's keys: its own, or the first layer's."""
+        """Return the norm of a layer's keys: its own, or the first layer's."""
         own: Any = self.layers[number if self.has_k_norms else 0]
         return own.self_attn.k_norm
 
     def context(self, taps: Sequence[Tensor]) -> Tensor:
-        """What every layer sees of the text, [B, S, H], from the target's hidden states in the order of its layers."""
+        """Return what every layer sees of the text, [B, S, H], from the target's hidden states in the order of its layers."""
         return self.hidden_norm(self.fc(torch.cat(list(taps), dim=-1)))
 
     def context_keys_values(self, context_BSH: Tensor, rope: Rope) -> list[KeysValues]:
@@ -129,7 +129,7 @@ def _norm(config: Any, width: int | None = None) -> LlamaRMSNorm:
 
 
 def fresh_layer(states: Any, settings: Settings) -> DFlashLayer:
-    """An untrained layer in the target's dtype, whose last norm, and head if it has one, start as copies of the target's."""
+    """Return an untrained layer in the target's dtype, whose last norm, and any head, start as copies of the target's."""
     check_vocabulary(settings)
     layer = DFlashLayer(states.config, settings).to(states.head_weight.dtype)
     with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
@@ -144,7 +144,7 @@ K_NORM = "layers.{}.self_attn.k_norm.weight"
 
 
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
-    """The fields of config.json. Raises ValueError for layers and a mask's token that the target does not have."""
+    """Return the fields of config.json. Raises ValueError for layers and a mask's token that the target does not have."""
     layers = list(layers_of(settings.layers, config.num_hidden_layers))
     mask_token = mask_token_of(settings.mask_token, config.vocab_size)
     window = settings.sliding_window

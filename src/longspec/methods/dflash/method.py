@@ -53,7 +53,7 @@ def block_operations(config: Any, settings: Settings, slots: int, pairs: float) 
 
 
 def head_operations(config: Any, settings: Settings, predicted: int, *, with_teacher: bool) -> float:
-    """The draft's logits of so many slots, their gradient, that of a head of its own, and the target's logits."""
+    """Return the bytes of so many slots' logits, their gradient, that of a head of its own, and the target's logits."""
     of_draft = 2 * config.vocab_size if settings.vocabulary is None else 3 * settings.vocabulary
     return 2.0 * predicted * config.hidden_size * (of_draft + with_teacher * config.vocab_size)
 
@@ -160,22 +160,22 @@ class DFlashMethod(Method):
         return [plain_S for _, plain_S in rows], {"priority": torch.from_numpy(np.stack(drawn))}
 
     def drafted_steps(self, settings: Settings) -> int:
-        """The tokens that a block drafts."""
+        """Return how many tokens a block drafts."""
         return settings.predicted
 
     def each_step(self, settings: Settings) -> dict[str, Any]:
-        """Every slot is filled in every forward; here each is measured by itself."""
+        """Ask for each slot by itself; every forward fills them all."""
         return {"each_step": True}
 
     def published(self, state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
-        """The layer's own names, a shared norm of keys once for each layer, and the draft vocabulary's tensors."""
+        """Return the layer's own names, a shared norm of keys once for each layer, and the draft vocabulary's tensors."""
         norms = {K_NORM.format(number): state.get(K_NORM.format(number)) for number in range(settings.depth)}
         shared = state[K_NORM.format(0)]
         written = {name: shared.clone() if norm is None else norm for name, norm in norms.items()}
         return with_vocabulary(state | written, settings)
 
     def stored_settings(self, path: Path) -> Settings:
-        """As a draft folder holds them, its tokens from d2t."""
+        """Return the settings of a draft folder, its tokens from d2t."""
         return draft_settings(path, NAME, Settings)
 
     def trainer(self, states: TargetStates, settings: Settings, weights: Path | None) -> DFlashTrainer:

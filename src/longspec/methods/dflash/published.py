@@ -48,7 +48,7 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 
 
 def window_of(found: dict[str, Any], depth: int, file: Path) -> int | None:
-    """The window of all layers; None: none. Raises ValueError for layers of both kinds, and for others than ours in causality.
+    """Return the window of all layers; None: none. Raises ValueError for layers of both kinds, or of another causality.
 
     Ours that slide are causal within a block, and others are not. is_causal wins over causal, as in vLLM.
     """
@@ -71,7 +71,7 @@ def window_of(found: dict[str, Any], depth: int, file: Path) -> int | None:
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
 ) -> tuple[dict[str, Tensor], Settings]:
-    """The state dict of our layer, and its settings, of a published draft for a target of this configuration.
+    """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
     config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
     folders that do not say it. Raises ValueError with file, key and both values for what we cannot represent.
@@ -114,7 +114,7 @@ def read_published(
 
 
 def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
-    """Whether the norms of keys are the same in all layers; then the first layer's alone stays in `state`."""
+    """Return whether the norms of keys are the same in all layers; then the first layer's alone stays in `state`."""
     names = [K_NORM.format(number) for number in range(depth)]
     first = state.get(names[0])
     tied = first is not None and all(name in state and torch.equal(state[name], first) for name in names)
@@ -126,7 +126,7 @@ def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
 def _layers(
     found: dict[str, Any], given: tuple[int, ...] | None, target_layers: int, are_inputs: bool, file: Path
 ) -> tuple[int, ...]:
-    """The layers whose inputs are read, from what config.json says, or the user. Raises ValueError for ones that are none."""
+    """Return the layers whose inputs are read, from what config.json or the user says. Raises ValueError for others."""
     key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
     said = found.get(key)
     check_values(Settings, {"layers": said}, f"{file}: {key}", ELSEWHERE)

@@ -122,23 +122,23 @@ class Settings(LayerSettings):
 
     @property
     def predicted(self) -> int:
-        """How many tokens a block drafts."""
+        """Return how many tokens a block drafts."""
         return self.block_size - 1
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
-    """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
     return layer_settings(Settings, recipe, vocabulary, row_tokens=recipe.data.sequence_length, stored_layers=_stored(recipe))
 
 
 def _stored(recipe: Any) -> tuple[int, ...] | None:
-    """The layers whose inputs are stored beside those that are read; None: no others."""
+    """Return the layers whose inputs are stored beside those that are read; None: no others."""
     chosen = recipe.method.stored_layers
     return None if chosen is None or recipe.states.source != OFFLINE else tuple(chosen)
 
 
 def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
-    """The layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
+    """Return the layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
 
     Raises ValueError, with the key, for a target that has not all of them.
     """
@@ -154,7 +154,7 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
 
 
 def anchors_of(settings: Settings, row_tokens: int) -> int:
-    """How many blocks a row of so many tokens has in a step, at most."""
+    """Return how many blocks a row of so many tokens has in a step, at most."""
     return min(settings.anchors or max(1, row_tokens // settings.block_size), row_tokens)
 
 
@@ -191,7 +191,7 @@ def check(recipe: Any) -> None:
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
+    """Return whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
     named = config.get("architectures")
     return config.get("speculators_model_type") == NAME or (
         isinstance(named, list) and any(each in PUBLISHED for each in named)
@@ -199,7 +199,7 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 
 def mask_token_of(mask_token: int | None, vocabulary: int) -> int:
-    """The token that fills the slots, of a target with so many tokens. Raises ValueError, with the key, for one it has not."""
+    """Return the token that fills the slots, of a target of so many tokens. Raises ValueError, with the key, for another."""
     if mask_token is not None and mask_token >= vocabulary:
         raise ValueError(f"recipe.method.mask_token: {mask_token}: the target has tokens 0 to {vocabulary - 1}")
     return vocabulary - 1 if mask_token is None else mask_token
@@ -218,7 +218,7 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
 
 
 def stored(recipe: Any) -> str:
-    """The inputs of layers, and what soft labels are made of; the words of an EAGLE-3 draft that reads the same."""
+    """Return the inputs of layers, and what soft labels are made of; the words of an EAGLE-3 draft that reads the same."""
     chosen = recipe.method.stored_layers or recipe.method.layers
     layers = "default" if chosen is None else "-".join(map(str, chosen))
     labels = "-final" if recipe.states.top_k is None else f"-top{recipe.states.top_k}"
@@ -226,7 +226,7 @@ def stored(recipe: Any) -> str:
 
 
 def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
-    """The layers that are read, the block, and what its slots learn."""
+    """Return the layers that are read, the block, and what its slots learn."""
     method, draft = recipe.method, recipe.draft
     layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
     size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"

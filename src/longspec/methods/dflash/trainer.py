@@ -41,7 +41,7 @@ SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled f
 
 
 def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-    """The inputs of the layers, of all that are stored; the final hidden states for soft labels and the target's own loss."""
+    """Return the inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
     layers = settings.stored_layers or layers_of(settings.layers, config.num_hidden_layers)
     final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
     return (*(hidden_states(config, layer) for layer in layers), *final)
@@ -93,7 +93,7 @@ class Blocks:
         return cls(anchors_BA, starts_BA, scale_B1.expand_as(anchors_BA), labels_BAK, trained_BS)
 
     def slot_labels(self, ids_V: Tensor | None) -> SlotLabels:
-        """The labels slot by slot; ids_V: the draft vocabulary, None: all tokens."""
+        """Return the labels slot by slot; ids_V: the draft vocabulary, None: all tokens."""
         rows_R, blocks_R, slots_R = (self.labels_BAK != NO_LABEL).nonzero(as_tuple=True)
         places_BS = self.trained_BS.flatten().cumsum(0).view_as(self.trained_BS) - 1
         before_R = self.anchors_BA[rows_R, blocks_R] + slots_R
@@ -158,7 +158,7 @@ class DFlashTrainer(DraftTrainer):
         return self._output(sums, blocks, num_labels, each_step, with_llm_loss)
 
     def _filled(self, found: dict[str, Tensor], position_ids_BS: Tensor, blocks: Blocks) -> Tensor:
-        """The hidden states [B, Q, H] of all blocks' slots, before the last norm."""
+        """Return the hidden states [B, Q, H] of all blocks' slots, before the last norm."""
         layer, settings, embedded_BSH = self.draft_model, self.settings, found[EMBEDDED]
         anchors_BA, width = blocks.anchors_BA, embedded_BSH.shape[-1]
         newest_BAH = embedded_BSH.gather(1, anchors_BA[:, :, None].expand(-1, -1, width))

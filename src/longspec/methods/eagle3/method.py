@@ -144,7 +144,7 @@ class Eagle3Method(Method):
     check_state = staticmethod(check_draft_state)
 
     def stored_settings(self, path: Path) -> Settings:
-        """As a draft folder holds them, its tokens from d2t."""
+        """Return the settings of a draft folder, its tokens from d2t."""
         return draft_settings(path, NAME, Settings)
 
     def learnt(self, settings: Settings) -> Distribution:

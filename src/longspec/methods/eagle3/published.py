@@ -68,7 +68,7 @@ def check_represented(config: dict[str, Any], layer: dict[str, Any], llama: Llam
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
 ) -> tuple[dict[str, Tensor], Settings]:
-    """The state dict of our layer, and its settings, of a published draft for a target of this configuration.
+    """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
     config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
     folders that do not say it beyond doubt. Raises ValueError with file, key and both values for what we cannot represent.

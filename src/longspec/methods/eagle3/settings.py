@@ -106,7 +106,7 @@ class Settings(LayerSettings):
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
-    """The settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
     return layer_settings(Settings, recipe, vocabulary)
 
 

@@ -89,7 +89,7 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 
 def of(recipe: Any) -> Draft:
-    """The settings that training and decoding need, from a typed recipe."""
+    """Return the settings that training and decoding need, from a typed recipe."""
     return Draft(**{field.name: recipe.draft[field.name] for field in fields(Draft)})
 
 

@@ -36,7 +36,7 @@ class BlockVisibility(Remembering):
     window: int | None = None
 
     def text_bounds_BQ(self) -> tuple[Tensor, Tensor]:
-        """The first and the last key of the text that each query sees; the last lies before the first where it sees none."""
+        """Return the first and the last key of the text that each query sees; the last lies before the first if there is none."""
         return self.once("bounds", self._text_bounds)
 
     def _text_bounds(self) -> tuple[Tensor, Tensor]:
@@ -83,7 +83,7 @@ def attend_blocks(
 
 
 def chunks_of(visibility: BlockVisibility) -> list[Chunk]:
-    """The chunks of all rows, of about as many queries as a mask has rows; two transfers to the host."""
+    """Return the chunks of all rows, of about as many queries as a mask has rows; two transfers to the host."""
     size, found = max(1, sdpa.QUERY_BLOCK // visibility.slots), []
     starts_BA, window = visibility.starts_BA, visibility.window
     if window is not None:
@@ -97,7 +97,7 @@ def chunks_of(visibility: BlockVisibility) -> list[Chunk]:
 
 
 def _mask(chunk: Chunk, visibility: BlockVisibility, dtype: torch.dtype) -> Tensor:
-    """The additive mask [Q, L] of a chunk's queries over its text and its own keys; it is made anew in the backward."""
+    """Return the additive mask [Q, L] of a chunk's queries over its text and its own keys; it is made anew in the backward."""
     slots = visibility.slots
     queries = slice(chunk.first * slots, chunk.last * slots)
     first_Q1, last_Q1 = (bound_BQ[chunk.row, queries, None] for bound_BQ in visibility.text_bounds_BQ())
@@ -110,11 +110,11 @@ def _mask(chunk: Chunk, visibility: BlockVisibility, dtype: torch.dtype) -> Tens
 
 
 class _InChunks(torch.autograd.Function):
-    """A chunk's scores are one call of a kernel, forward and backward; output and log-sum-exp are kept, and no mask."""
+    """Attend in chunks, each one call of a kernel, forward and backward; output and log-sum-exp are kept, and no mask."""
 
     @staticmethod
     def forward(ctx: Any, visibility: BlockVisibility, scale: float, *tensors: Tensor) -> Tensor:
-        """The attention output."""
+        """Return the attention's output."""
         q_BNQD, *keys_values = (x if x.stride(-1) == 1 else x.contiguous() for x in tensors)
         seen_BNQD = torch.empty_like(q_BNQD)
         lse_BNQ = q_BNQD.new_empty(q_BNQD.shape[:3], dtype=sdpa.accumulated_in(q_BNQD))

@@ -102,7 +102,7 @@ def _visited(first_BS: Tensor, last_BS: Tensor, keys: int) -> tuple[Tensor, Tens
 
 
 def draft_block_mask(first_BQ: Tensor, last_BQ: Tensor, slots: int, is_causal: bool, text: int) -> BlockMask:
-    """The block mask of drafted blocks of `slots` queries each, over `text` keys and, behind them, one key for each query.
+    """Return the block mask of blocks of `slots` queries each, over `text` keys and, behind them, one key for each query.
 
     Query q sees the text's keys between its bounds, and the keys of its own drafted block, is_causal: up to its own.
     """

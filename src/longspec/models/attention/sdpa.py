@@ -229,7 +229,7 @@ def _planned(segments: list[list[Segment]], rows: int, has_kernel: bool) -> list
 
 
 def _mask(call: Call, visibility: Visibility, q_KGQD: Tensor) -> Tensor | None:
-    """The additive mask [Q, L] of a call; None where the kernel's own causality does."""
+    """Return the additive mask [Q, L] of a call; None where the kernel's own causality does."""
     queries, keys = call.stop - call.start, call.high - call.low
     if q_KGQD.device.type == KERNEL_DEVICE and call.window is None and queries == keys:
         return None

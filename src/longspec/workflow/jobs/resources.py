@@ -74,7 +74,7 @@ def with_gpus(gres: str, count: int) -> str:
 
 
 class StageNeeds:
-    """What stages' jobs ask for: as much of the profile's `train` as they start processes."""
+    """Say what stages' jobs ask for: their processes' share of the profile's `train`."""
 
     SHARED = ("nodes", "ranks", "tasks_per_node", "gres")  # resources of `train` of which a stage may want a share
 
