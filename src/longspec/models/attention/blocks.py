@@ -36,7 +36,7 @@ class BlockVisibility(Remembering):
     window: int | None = None
 
     def text_bounds_BQ(self) -> tuple[Tensor, Tensor]:
-        """Return the first and the last key of the text that each query sees; the last lies before the first if there is none."""
+        """Return the first and the last key of the text that each query sees; the last lies before the first for none."""
         return self.once("bounds", self._text_bounds)
 
     def _text_bounds(self) -> tuple[Tensor, Tensor]:
