@@ -3,7 +3,7 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -147,3 +147,11 @@ def check_values(schema: Any, values: Mapping[str, Any], section: str, advice: s
     known = {name: value for name, value in values.items() if name != "ids"}
     for fault in faults_of(schema, known):
         raise ValueError(f"{section}: {fault}; {advice}")
+
+
+def is_named(config: Mapping[str, Any], method: str, architectures: Collection[str]) -> bool:
+    """Return whether a published config.json is of a method: by the package speculators, or by one of these architectures."""
+    named = config.get("architectures")
+    return config.get("speculators_model_type") == method or (
+        isinstance(named, list) and any(each in architectures for each in named)
+    )

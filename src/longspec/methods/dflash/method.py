@@ -6,26 +6,23 @@ vocabulary, T the target's, n layers of the target that are read, W slots of a b
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from longspec.draft_vocabulary import check_size
-from longspec.methods.contract import Distribution, DraftMemory, Method
+from longspec.methods.contract import Distribution, DraftMemory
 from longspec.methods.dflash.layer import K_NORM, DFlashLayer, config_fields, fresh_layer, head_shape
 from longspec.methods.dflash.settings import NAME, SOFT, Settings, anchors_of, layers_of
 from longspec.methods.dflash.trainer import DFlashTrainer, reads
 from longspec.methods.layer_config import layer_config
-from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
+from longspec.methods.vocabulary_tensors import VocabularyMethod, check_with_vocabulary, with_vocabulary
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import block_bytes as attention_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.block_losses import block_bytes
 from longspec.models.losses import TOP_BYTES
-from longspec.states.forward import TargetStates
 
 
 def slots_of(settings: Settings, tokens: int) -> int:
@@ -136,10 +133,13 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
     check_with_vocabulary(layer, own, source)
 
 
-class DFlashMethod(Method):
+class DFlashMethod(VocabularyMethod):
     """The contract's answers (methods/contract.py)."""
 
     name = NAME
+    schema = Settings
+    trained_by = DFlashTrainer
+    fresh = staticmethod(fresh_layer)
     layer = DFlashLayer
     reads = staticmethod(reads)
     memory = staticmethod(memory)
@@ -173,23 +173,6 @@ class DFlashMethod(Method):
         shared = state[K_NORM.format(0)]
         written = {name: shared.clone() if norm is None else norm for name, norm in norms.items()}
         return with_vocabulary(state | written, settings)
-
-    def stored_settings(self, path: Path) -> Settings:
-        """Return the settings of a draft folder, its tokens from d2t."""
-        return draft_settings(path, NAME, Settings)
-
-    def trainer(self, states: TargetStates, settings: Settings, weights: Path | None) -> DFlashTrainer:
-        """The draft beside a target, fresh or from a draft folder or weight file.
-
-        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-        """
-        check_vocabulary(settings)
-        tokens = states.config.vocab_size
-        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
-        layer = fresh_layer(states, settings)
-        if weights is not None:
-            self.load(layer, weights, states.config, settings)
-        return DFlashTrainer(states, layer, settings)
 
 
 METHOD = DFlashMethod()

@@ -14,7 +14,7 @@ from longspec.config.schema import KNOWN, OFFLINE
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import VLLM, Served
-from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, layer_settings
+from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, is_named, layer_settings
 
 NAME = "dflash"
 NAMELESS_FILES = False
@@ -192,10 +192,7 @@ def check(recipe: Any) -> None:
 
 def is_published(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
-    named = config.get("architectures")
-    return config.get("speculators_model_type") == NAME or (
-        isinstance(named, list) and any(each in PUBLISHED for each in named)
-    )
+    return is_named(config, NAME, PUBLISHED)
 
 
 def mask_token_of(mask_token: int | None, vocabulary: int) -> int:

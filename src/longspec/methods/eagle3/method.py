@@ -6,27 +6,24 @@ steps of a chain.
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longspec.draft_vocabulary import check_size
 from longspec.families import position_limit
-from longspec.methods.contract import Distribution, DraftMemory, Method
+from longspec.methods.contract import Distribution, DraftMemory
 from longspec.methods.eagle3.layer import Eagle3Layer, config_fields, fresh_layer
 from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer, reads
 from longspec.methods.layer_config import layer_config
-from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
+from longspec.methods.vocabulary_tensors import VocabularyMethod, check_with_vocabulary, with_vocabulary
 from longspec.models.attention.backends import SDPA, fastest
 from longspec.models.attention.sdpa import block_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
 from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width
-from longspec.states.forward import TargetStates
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
@@ -131,10 +128,13 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
     check_with_vocabulary(layer, state, source, NORMS_BEFORE_FC)
 
 
-class Eagle3Method(Method):
+class Eagle3Method(VocabularyMethod):
     """The contract's answers (methods/contract.py)."""
 
     name = NAME
+    schema = Settings
+    trained_by = Eagle3Trainer
+    fresh = staticmethod(fresh_layer)
     layer = Eagle3Layer
     reads = staticmethod(reads)
     memory = staticmethod(memory)
@@ -142,10 +142,6 @@ class Eagle3Method(Method):
     published = staticmethod(with_vocabulary)
     config_fields = staticmethod(config_fields)
     check_state = staticmethod(check_draft_state)
-
-    def stored_settings(self, path: Path) -> Settings:
-        """Return the settings of a draft folder, its tokens from d2t."""
-        return draft_settings(path, NAME, Settings)
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""
@@ -158,19 +154,6 @@ class Eagle3Method(Method):
     def each_step(self, settings: Settings) -> dict[str, Any]:
         """The steps are unrolled in every forward; here each is measured by itself."""
         return {"each_step": True}
-
-    def trainer(self, states: TargetStates, settings: Settings, weights: Path | None) -> Eagle3Trainer:
-        """The draft beside a target, fresh or from a draft folder or weight file.
-
-        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-        """
-        check_vocabulary(settings)
-        tokens = states.config.vocab_size
-        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
-        layer = fresh_layer(states, settings)
-        if weights is not None:
-            self.load(layer, weights, states.config, settings)
-        return Eagle3Trainer(states, layer, settings)
 
 
 METHOD = Eagle3Method()
