@@ -168,7 +168,7 @@ def test_every_drafted_step_is_ours_on_prompts_of_1_to_4096_tokens(
         away = differences(glide, prompts, each)
         print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {each['counters']}")
         assert len(away) > 400
-        assert max(away) <= CLOSE
+        assert all(each_away <= CLOSE for each_away in away)  # max passes over NaN
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_text_and_steps_do_not_hang_on_the_schedule(
     assert_same_texts(own, found)
     away = differences(glide, prompts, found)
     print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {found['counters']}")
-    assert max(away) <= CLOSE
+    assert all(each <= CLOSE for each in away)
     assert (found["counters"]["preemptions"] > 0) == preempted
 
 
@@ -230,9 +230,10 @@ def test_each_family_and_each_fault(random_pair: tuple[Path, Path, Path], tmp_pa
     print({fault: f"{max(away):.1e}" for fault, away in zip(faults, [right, *wrong], strict=True)})
     assert len(right) > 200
     assert found[0]["scales"]
-    assert max(right) <= CLOSE
+    assert all(each <= CLOSE for each in right)
     for fault, away, each in zip(faults[1:], wrong, found[1:], strict=True):
-        assert max(away) > 1e-2, fault
+        # A fault may read memory that nobody has written: NaN, which is above nothing and below nothing, differs too.
+        assert not all(each_away <= 1e-2 for each_away in away), fault
         assert each["texts"] == found[0]["texts"], fault
 
 
