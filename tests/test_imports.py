@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "workflow": {"answers", "cluster", "data", "decode", "measure", "methods", "states", "train"},
 }
 DOORS = {
-    "deepspeed": {"train.engine", "states.forward"},
+    "deepspeed": {"train.engine", "states.load"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
