@@ -6,7 +6,7 @@
 rule answer:
     input:
         raw=paths.RAW,
-        target=checked_target(partial(RANKS.judge, "answer"), ANSWERS.target),
+        target=from_plan(ANSWERS.target),
         tokenizer=paths.TOKENIZER,
     output:
         f"{paths.ANSWERS}/{{part}}-of-{{parts}}/shard.json",
@@ -20,9 +20,9 @@ rule answer:
         *ENVMODULES,
     threads: 2
     resources:
-        ranks=from_plan(partial(RANKS.ranks, "answer")),
+        ranks=1,
         cpus_per_task=job_threads,
-        gres=from_plan(partial(RANKS.gpus, "answer")),
+        gres="",
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",

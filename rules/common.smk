@@ -19,10 +19,8 @@ from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import (
     bench_of,
     check_prompts,
-    check_published,
     check_sources,
     checked_plan,
-    unused_variants,
 )
 from longspec.workflow.serves import ServesPlan
 from longspec.workflow.settings.workflow_file import check_text, typed_call
@@ -64,7 +62,6 @@ with one_line_errors():
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
         check_sources(PLAN)
-        check_published(PLAN)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
@@ -72,8 +69,6 @@ with one_line_errors():
     SERVES = ServesPlan(PLAN)
     if workflow.is_main_process:
         STATES.forget_copies()
-if workflow.is_main_process and "variants" in CALLED and unused_variants(PLAN):
-    logger.warning(unused_variants(PLAN))
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])

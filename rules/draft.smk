@@ -77,7 +77,7 @@ rule extract:
 # output, undeclared, and the next one goes on from there.
 rule evaluate:
     input:
-        target=checked_target(partial(RANKS.judge, "evaluate"), PLAN.target),
+        target=from_plan(PLAN.target),
         recipe=from_plan(PLAN.drafter_recipe),
         draft=from_plan(PLAN.drafter_weights),
         vocabulary=from_plan(PLAN.drafter_vocabulary),
@@ -93,9 +93,9 @@ rule evaluate:
         *ENVMODULES,
     threads: 1
     resources:
-        ranks=from_plan(partial(RANKS.ranks, "evaluate")),
+        ranks=1,
         cpus_per_task=job_threads,
-        gres=from_plan(partial(RANKS.gpus, "evaluate")),
+        gres="",
         gpu_jobs=1,
         mem_mb=8000,
         runtime="4h",

@@ -11,7 +11,7 @@ rule bench:
 
 use rule evaluate as evaluate_bench with:
     input:
-        target=checked_target(partial(RANKS.judge, "evaluate_bench"), BENCH.target),
+        target=from_plan(BENCH.target),
         recipe=from_plan(BENCH.drafter_recipe),
         draft=from_plan(BENCH.drafter_weights),
         vocabulary=from_plan(BENCH.drafter_vocabulary),
@@ -25,13 +25,6 @@ use rule evaluate as evaluate_bench with:
         "timings/evaluate_bench/{run}/{variant}/{drafter}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
-    resources:
-        ranks=from_plan(partial(RANKS.ranks, "evaluate_bench")),
-        cpus_per_task=job_threads,
-        gres=from_plan(partial(RANKS.gpus, "evaluate_bench")),
-        gpu_jobs=1,
-        mem_mb=8000,
-        runtime="4h",
     params:
         settings=from_plan(BENCH.evaluation_settings),
         raw=from_plan(BENCH_ANSWERS.evaluation_options),

@@ -1,11 +1,10 @@
 # What jobs ask a cluster for, by the profile; without one they have the rule's own. A stage's job asks by
-# longspec.workflow.jobs.resources; on how many ranks jobs decode with a target says longspec.workflow.jobs.decoding_jobs.
+# longspec.workflow.jobs.resources.
 
 from functools import partial
 
 from snakemake.resources import Resource
 
-from longspec.workflow.jobs.decoding_jobs import DecodingJobs, machine_of
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
@@ -51,39 +50,17 @@ def gpus_of(wildcards, resources):
     return gpus_in(str(resources.gres))
 
 
+# Jobs that decode with a target: one process, or as many as `ranks` of the profile says, which split the target.
 DECODING = {
     name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")
 }
-with one_line_errors():
-    RANKS = DecodingJobs(
-        PLAN,
-        BENCH,
-        ANSWERS,
-        {name: machine_of(name, block, TRAIN) for name, block in DECODING.items()},
-        logger.warning,
-    )
-
-
-def checked_target(check, target):
-    """Return an input function for the target of a job that decodes with it. A planned job that no node holds ends the call, in
-    a dry run too.
-    """
-    run_check, target_of_job = from_plan(check), from_plan(target)
-
-    def manifest(wildcards):
-        if workflow.is_main_process:
-            with one_line_errors():
-                run_check(wildcards)
-        return target_of_job(wildcards)
-
-    return manifest
 
 
 def served_ranks(run, engine):
     """Return the ranks of a measurement: our own loop's as in any evaluation; another engine is one process."""
-    return RANKS.ranks("evaluate", run) if engine == OURS else 1
+    return int(DECODING["evaluate"].get("ranks", 1)) if engine == OURS else 1
 
 
 def served_gpus(run, engine):
     """Return their GPUs, in Slurm's words."""
-    return RANKS.machines["evaluate"].asked(served_ranks(run, engine))
+    return DECODING["evaluate"].get("gres", "").strip("'\"")

@@ -75,7 +75,7 @@ MAY_IMPORT = {
     "workflow": {"answers", "cluster", "data", "decode", "measure", "methods", "states", "train"},
 }
 DOORS = {
-    "deepspeed": {"train.engine", "states.forward"},
+    "deepspeed": {"train.engine", "states.load"},
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
@@ -104,7 +104,6 @@ EXTRA = {
     ("measure.engine_files", "draft.layouts"),  # which an engine may read in a layout of its own
     ("measure.engine_files", "target.layouts"),  # and its target too
     ("draft.__main__", "target.layouts"),  # a target goes with its draft
-    ("workflow.jobs.decoding_jobs", "models.model_folder"),  # which of a target's files are its weights
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
     ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.__main__", "train.checkpoint.save_load"),

@@ -1,17 +1,12 @@
 """A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end. No torch here."""
 
 import ctypes
-import json
 import os
 import signal
-import socket
 import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 from longspec import shown
@@ -102,28 +97,3 @@ def end_at_once(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(code)
-
-
-def write_error_file(error: BaseException, ranks: Ranks, *, known: bool) -> None:
-    """Write torchrun's error file of this rank: why it fails, so that the first rank's words can be told from the others'.
-
-    `known`: the message says all; else the traceback is added. The format is that of torchrun's ErrorHandler.
-    """
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if path is None:
-        return
-    words = f"error: {error}" if known else "".join(traceback.format_exception(error))
-    text = f"rank {ranks.rank} on {socket.gethostname()}: {words}"
-    message = {"message": text.splitlines()[0], "extraInfo": {"py_callstack": text, "timestamp": str(int(time.time()))}}
-    with suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
-
-
-@contextmanager
-def told_to_launcher(ranks: Ranks) -> Iterator[None]:
-    """Have torchrun's error file of this rank tell why the block fails, whatever it raises."""
-    try:
-        yield
-    except Exception as error:
-        write_error_file(error, ranks, known=isinstance(error, ValueError))
-        raise

@@ -10,10 +10,6 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gpt_oss"
 # transformers' model type of a GGUF file's general.architecture, of those that targets are made of.
 OF_GGUF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
-# How transformers' plans split a family's layers over ranks, where not as those of most: some heads and some columns each.
-UNSPLIT = ("gpt_oss",)  # there is no plan
-WHOLE_HEADS = ("phi3", "olmo2")  # each rank has the keys and values of all heads
-
 # How a rotation may be scaled. The others (dynamic, longrope) turn a token by the longest position that stands beside it
 # in the batch: the target's keys then depend on what else is in the row, and no draft can be trained on them.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")

@@ -14,7 +14,6 @@ from longspec.answers.local import decode
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.generate import generate
-from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -74,21 +73,12 @@ def states(path: str, ranks: int) -> dict[str, torch.Tensor]:
     return found | {"head": of.head_weight}
 
 
-def refusal(target: Any, rank: int) -> str:
-    """What is said where each rank is asked for another text."""
-    try:
-        speculate(target, LookupDrafter(), [[3, rank]], max_new_tokens=2)
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
 def main(folder: str, apart: int, path: str) -> None:
     ranks = find_ranks()
     join(ranks, timeout_minutes=2)
     target = load_target(path, read_target_config(path), torch.float64, split=split_over(ranks.world_size))
     own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
-    told = {"texts": texts(target, apart * ranks.rank), "split": own, "refusal": refusal(target, ranks.rank)}
+    told = {"texts": texts(target, apart * ranks.rank), "split": own}
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(told))
     torch.save(states(path, ranks.world_size), Path(folder, f"{ranks.rank}.pt"))
 

@@ -17,7 +17,7 @@ from longspec.distributed import end_at_once, find_ranks
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
-from longspec.states.forward import load_partitioned
+from longspec.states.load import load_partitioned
 from longspec.train.engine import boot
 
 LENGTHS = (20, 1, 29)

@@ -21,7 +21,8 @@ from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.settings import Draft
 from longspec.models.target_config import read_target_config
-from longspec.states.forward import TargetStates, load_states
+from longspec.states.forward import TargetStates
+from longspec.states.load import load_states
 from longspec.train.engine import boot
 
 LENGTHS = (9, 1, 12)  # of the documents of packed rows

@@ -11,7 +11,7 @@ from transformers import GptOssConfig, LlamaConfig, Olmo2Config, PretrainedConfi
 
 from longspec.atomic_files import write_json
 from longspec.config import Runtime
-from longspec.states.forward import check_ranks
+from longspec.states.load import check_ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus, sentences
 from tests.jobs import Job, finish, start, torchrun

@@ -20,7 +20,7 @@ from longspec.models.draft_attention import rotations
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import checked_config
-from longspec.states.forward import load_states
+from longspec.states.load import load_states
 from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from longspec.workflow.states import folder_name

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from longspec.config import yaml_files
-from longspec.workflow.checks import unused_variants
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings
 
@@ -35,12 +34,6 @@ def another(settings: Settings, name: str, **method: object) -> None:
     text = (settings.folder / RUN).read_text().replace("variants: [ttt]", "variants: [short, ttt]")
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | method)
     (settings.folder / f"config/run/{name}.yaml").write_text(re.sub(r"(?m)^  method: .*$", f"  method: {told}", text))
-
-
-def test_chosen_variants_that_no_run_uses_are_told(settings: Settings) -> None:
-    assert unused_variants(settings.plan(runs=BOTH)) == ""
-    plan = settings.plan(runs=["demo-eagle3"], variants=["base", "hard-labels"])
-    assert unused_variants(plan).startswith("variants: base, hard-labels: no chosen run is trained so: each names its own")
 
 
 def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path) -> None:

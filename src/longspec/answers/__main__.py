@@ -11,7 +11,7 @@ from pathlib import Path
 
 from longspec import shown
 from longspec.data.layout_tally import cut_warning
-from longspec.distributed import Ranks, end_at_once, launched_ranks, log, told_to_launcher
+from longspec.distributed import Ranks, end_at_once, launched_ranks, log
 from longspec.shown import add_verb
 
 
@@ -61,8 +61,7 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        with told_to_launcher(ranks):
-            log(f"{arguments.out}: {run(arguments, ranks)}", ranks)
+        log(f"{arguments.out}: {run(arguments, ranks)}", ranks)
     except ValueError as error:
         print(shown.error(error), file=sys.stderr, flush=True)
         code = 1

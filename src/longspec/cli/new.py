@@ -14,6 +14,7 @@ from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import facts_of
 from longspec.data.raw import is_hub, is_made
 from longspec.data.read import source_files
+from longspec.engines import VLLM
 from longspec.shown import duration
 from longspec.train.estimate.memory import estimate, gib, memory_of, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
@@ -48,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
-    served = methods.in_vllm(options.method)
+    served = methods.settings_of(options.method).SERVED.get(VLLM)
     comment = "No engine loads this draft yet; transformers' generate and ours do."
     if served is not None:
         by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."

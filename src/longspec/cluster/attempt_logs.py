@@ -1,13 +1,12 @@
 """One log for each attempt of a job, and the failing rank's own words as the last thing in it."""
 
-import json
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from longspec.slurm import own_job
 
-LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step ).*)", re.MULTILINE)  # of a rank that knows why
+# Of a rank that knows why, or the end of a traceback.
+LAST_LINE = re.compile(r"^(?:\d\d:\d\d:\d\d )?((?:error: |stopped at step |[\w.]+Error: ).*)", re.MULTILINE)
 
 
 def attempts(log: Path) -> list[Path]:
@@ -44,13 +43,6 @@ def new_log(log: Path) -> Path:
     return path
 
 
-def last_words(text: str, errors: Path) -> str:
-    """Return why an attempt failed: the first rank's error.json, or the first error in the log.
-
-    `errors` is torchrun's folder, in which each rank of each machine that raises leaves error.json.
-    """
-    # The first by the file system's clock: those of two machines may differ.
-    for path in sorted(errors.rglob("error.json"), key=time_of):
-        with suppress(ValueError, KeyError, TypeError):  # torn by the end of its machine
-            return str(json.loads(path.read_text())["message"]["extraInfo"]["py_callstack"]).rstrip()
+def last_words(text: str) -> str:
+    """Return the first error in an attempt's log, or that it was stopped; empty where there is neither."""
     return next((line[1] for line in LAST_LINE.finditer(text)), "")

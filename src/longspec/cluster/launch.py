@@ -45,11 +45,9 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def torchrun(options: argparse.Namespace, errors: Path | None) -> list[str]:
+def torchrun(options: argparse.Namespace) -> list[str]:
     """Return the command that starts the ranks of one node."""
     command = [*TORCHRUN, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
-    if errors is not None:
-        command += [f"--log-dir={errors.resolve()}"]
     if options.nodes == 1:
         return [*command, "--standalone"]
     job = os.environ["SLURM_JOB_ID"]
@@ -114,8 +112,7 @@ def run(options: argparse.Namespace, environment: dict[str, str], log: Path | No
             f"--nodes {options.nodes}: several nodes need the batch step of a Slurm job; give the rule the resources mpi=srun "
             "and tasks_per_node=<GPUs of a node> beside nodes (profiles/slurm/profile.yaml does)"
         )
-    errors = log.with_suffix(".errors") if log else None
-    command = [*torchrun(options, errors), "-m", *options.module]
+    command = [*torchrun(options), "-m", *options.module]
     is_batch_step = own_job() is not None and not in_step and options.tasks > 1
     if options.nodes > 1 or (is_batch_step and shutil.which("srun")):
         command = [*srun(options, log), *command]
@@ -125,10 +122,8 @@ def run(options: argparse.Namespace, environment: dict[str, str], log: Path | No
     output.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} on {where}: {shlex.join(command)}\n")
     output.flush()
     code = start(command, output, environment).wait()
-    if log and errors:
-        if code and (words := last_words(log.read_text(errors="replace"), errors)):
-            output.write(f"\nThis attempt ended (torchrun's table above names the rank that failed first):\n{words}\n")
-        shutil.rmtree(errors, ignore_errors=True)
+    if log and code and (words := last_words(log.read_text(errors="replace"))):
+        output.write(f"\nThis attempt ended (torchrun's table above names the rank that failed first):\n{words}\n")
     return 1 if code else 0
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 from longspec.atomic_files import write_json
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch, sharing_ranks, write_error_file
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch, sharing_ranks
 from longspec.models.target import resolve_dtype
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
@@ -220,10 +220,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
         return 0
     findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
     findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
-    code = concluded(options.report, facts, findings)
-    if code:
-        write_error_file(ValueError("a check failed; the table above says which, and what to do"), ranks, known=True)
-    return code
+    return concluded(options.report, facts, findings)
 
 
 def concluded(report: Path | None, facts: list[Facts], findings: dict[str, Finding]) -> int:
@@ -248,6 +245,5 @@ def main(argv: list[str]) -> int:
         code = run(options, ranks)
     except (*ConfigError, OSError, dist.DistError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
-        write_error_file(error, ranks, known=True)
         code = 1
     end_at_once(code)

@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from longspec.decode.cache import restore, target_cache
 from longspec.decode.twin import ReadTarget
 from longspec.families import check_target
-from longspec.models.target import check_alike, check_splits, draft_device, group_of
+from longspec.models.target import check_splits, draft_device, group_of
 
 # logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:
 # with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, which transformers hands
@@ -98,7 +98,6 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
     """
     check_decodable(target)
     check_prompts(prompts, target.config.vocab_size)
-    check_alike(target, prompts)
     rows_of: dict[int, list[int]] = {}
     for row, prompt in enumerate(prompts):
         rows_of.setdefault(len(prompt), []).append(row)

@@ -22,7 +22,7 @@ from longspec.decode.twin import ReadTarget
 from longspec.decode.verify import Acceptance, verify_tree
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import TreeVisibility
-from longspec.models.target import check_alike, group_of
+from longspec.models.target import group_of
 from longspec.stopwatch import Stopwatch
 
 
@@ -72,8 +72,6 @@ def speculate(
     check_decodable(target)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
-    texts = prompts.prompts if isinstance(prompts, Prefilled) else prompts
-    check_alike(target, [texts, levels, drafter.copied, max_new_tokens, temperature, top_k, top_p])
     nodes = sum(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     if not isinstance(prompts, Prefilled):

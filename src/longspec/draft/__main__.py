@@ -88,6 +88,7 @@ def final(options: argparse.Namespace) -> None:
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.layouts import write_layout
     from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, published, write_training_config
+    from longspec.engines import VLLM
     from longspec.methods.draft_files import check_draft_files, method_of_draft
 
     tokenizer = Path(checked_folder(options.tokenizer))
@@ -110,7 +111,7 @@ def final(options: argparse.Namespace) -> None:
             content[IMPORTED] = read_json(options.imported)[IMPORTED]
         files = describe_files(beside, files_below(beside))
         write_json(beside / "provenance.json", content | {"files": files})
-        served = methods.in_vllm(method_of_draft(beside))
+        served = methods.settings_of(method_of_draft(beside)).SERVED.get(VLLM)
         if served is not None and served.layout is not None:
             write_layout(beside, served.layout)
     log(f"{options.out}: {', '.join(files_below(options.out))}")

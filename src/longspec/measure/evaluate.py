@@ -24,7 +24,7 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.generate import load_drafter
 from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.texts import ends_of_text
-from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, told_to_launcher
+from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
@@ -240,7 +240,7 @@ def main(arguments: list[str]) -> None:
     if ranks.world_size == 1:
         # Told to end, it ends the engine and removes what it wrote for it, as after an error.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with shown.ending_for_mistakes(), told_to_launcher(ranks):
+    with shown.ending_for_mistakes():
         evaluate(read_arguments(arguments), ranks)
     if ranks.world_size > 1:
         end_at_once(0)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
-from longspec.engines import ENGINES, OURS, VLLM, Served
+from longspec.engines import ENGINES, OURS, Served
 
 if TYPE_CHECKING:
     from longspec.decode.drafters import Drafter
@@ -52,12 +52,6 @@ def check_layout(recipe: Any, layout: str | None, context: int) -> None:
     check = getattr(settings_of(recipe.method.name), "check_layout", None)
     if layout is not None and check is not None:
         check(layout, recipe.method, context)
-
-
-def in_vllm(name: str) -> Served | None:
-    """Return how vLLM loads draft folders of a method; None where it loads none."""
-    found: Served | None = settings_of(name).SERVED.get(VLLM)
-    return found
 
 
 def reader_of(name: str) -> Any:

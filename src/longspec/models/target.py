@@ -8,7 +8,6 @@ through the target.
 Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
 """
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from transformers.distributed import DistributedConfig
 from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 from transformers.utils import is_accelerate_available
 
-from longspec.atomic_files import sha256_text
 from longspec.distributed import Ranks
 from longspec.families import check_target
 from longspec.models.target_config import read_target_config
@@ -206,22 +204,6 @@ def tensor_of_first_rank(x: Tensor, group: Group | None) -> Tensor:
     found = x.contiguous().clone()
     dist.broadcast(found, group=group, group_src=0)
     return found
-
-
-def check_alike(target: Any, asked: object) -> None:
-    """Raise ValueError on all ranks that hold a target together where they are not asked for the same: one would wait for ever.
-
-    asked: what JSON can tell.
-    """
-    if (group := group_of(target)) is None:
-        return
-    own = torch.tensor([int(sha256_text(json.dumps(asked))[:15], 16)], device=target.device)
-    first, *rest = torch.cat(of_ranks(own, group)).tolist()
-    others = [rank for rank, told in enumerate(rest, 1) if told != first]
-    if others:
-        raise ValueError(
-            f"prompts, settings: those of rank {others[0]} are not rank 0's; all ranks that hold a target call decoding alike"
-        )
 
 
 def whole(weight: Tensor) -> Tensor:

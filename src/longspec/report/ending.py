@@ -7,6 +7,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
+from longspec.engines import VLLM
 
 TITLE = "tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed"
 
@@ -45,7 +46,7 @@ def _next(run: str, draft: Path) -> list[str]:
         return []
     config = read_json_object(draft / "config.json")
     told = [f"Try it:    longspec try {draft}"]
-    served = methods.in_vllm(str(config["draft"]))
+    served = methods.settings_of(str(config["draft"])).SERVED.get(VLLM)
     if served is None:
         told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
     else:

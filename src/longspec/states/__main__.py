@@ -12,7 +12,7 @@ from typing import Any
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
-from longspec.distributed import end_at_once, find_ranks, log, write_error_file
+from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
 from longspec.shown import add_verb, one_line
 from longspec.states.build import build
@@ -73,8 +73,6 @@ def main() -> None:
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:
-        if options.verb == "build":
-            write_error_file(error, find_ranks(), known=True)
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     end_at_once(code)

@@ -25,13 +25,10 @@ from longspec.lease import acquire
 from longspec.process_group import of_first_rank
 from longspec.states.compute import Computation, Computed, shared
 from longspec.states.declaration import Declaration, RowSource
-from longspec.states.encoding import differences
 from longspec.states.stored_states import SHARD, part_name
 
-Alone = tuple[Computed, Tensor]  # a row computed by itself, and which of its tokens [S] are text
 PART_BYTES = 128 * 2**20  # of one file, at least one row
 METADATA = "states"  # one key: safetensors writes several in any order
-COMPARED = 256  # one row in so many is computed once more, alone
 PROGRESS = 30.0  # seconds between two lines
 
 
@@ -76,30 +73,24 @@ class ShardWriter:
         log(f"{self.out}: {there} of {len(self.rows)} rows are there; {size} bytes a row")
         return missing
 
-    def write(self, rows: Sequence[int], computed: Sequence[Computed], alone: dict[int, Alone]) -> None:
-        """Take the missing ones of `rows`, which come in ascending order. alone: some of them, each computed by itself."""
+    def write(self, rows: Sequence[int], computed: Sequence[Computed]) -> None:
+        """Take the missing ones of `rows`, which come in ascending order."""
         places = [(each, place) for each in computed for place in range(len(next(iter(each.tensors.values()))))]
         for row, (each, place) in zip(rows, places, strict=False):
             part = self.parts[(row - self.rows.start) // self.part_rows]
             if part_name(part) not in self.files:
-                self._in_work[row] = self._checked(row, each, place, alone.get(row))
+                self._in_work[row] = self._finite(row, each, place)
                 if row == part[-1]:
                     self._write_part(part)
 
-    def _checked(self, row: int, computed: Computed, place: int, alone: Alone | None) -> dict[str, Tensor]:
-        """Return a row as it is stored: zeros where it is left out. Raises ValueError where it differs from the one alone."""
+    def _finite(self, row: int, computed: Computed, place: int) -> dict[str, Tensor]:
+        """Return a row as it is stored: zeros where it is left out."""
         tensors = computed.row(place)
         if not_finite := computed.not_finite(place):
             reason = f"not finite: {', '.join(not_finite)}"
             log(f"WARNING row {row}: {reason}; it is left out of training")
             self.left_out[str(row)] = reason
             return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        wrong = [] if alone is None else differences(self.declaration, tensors, alone[0].row(0), alone[1])
-        if wrong:
-            raise ValueError(
-                f"{self.out}: row {row}: computed again alone it differs in {'; '.join(wrong)}: its states hang on the rows "
-                "beside it; set runtime.micro_batch to 1, or recipe.precision to fp32"
-            )
         return tensors
 
     def _write_part(self, part: range) -> None:
@@ -157,7 +148,7 @@ def build(
     """Build a shard in a folder: all ranks call it, rank 0 writes; returns the path of shard.json.
 
     load: makes the computation, asked only where rows are missing; more: for shard.json. Raises ValueError when another
-    builder writes here, the disk has no room, or a compared row differs when it is computed alone.
+    builder writes here, or the disk has no room.
     """
     writer = lease = None
     try:
@@ -167,7 +158,7 @@ def build(
         missing = of_first_rank(writer.find_missing if writer else set, ranks)
         if missing:
             batches = batches_of(rows, missing, micro_batch * ranks.world_size)
-            _compute_and_write(batches, source, load(), set(rows[::COMPARED]) & missing, writer)
+            _compute_and_write(batches, source, load(), writer)
         return writer.finish(more) if writer is not None else out / SHARD
     finally:
         if lease is not None:
@@ -175,11 +166,7 @@ def build(
 
 
 def _compute_and_write(
-    batches: Sequence[list[int]],
-    source: RowSource,
-    computation: Computation,
-    compared: set[int],
-    writer: ShardWriter | None,
+    batches: Sequence[list[int]], source: RowSource, computation: Computation, writer: ShardWriter | None
 ) -> None:
     """Compute batches of rows on all ranks; on rank 0 a thread writes one while the next is computed."""
     ranks, began, writing = computation.ranks, time.monotonic(), None
@@ -187,15 +174,11 @@ def _compute_and_write(
     with ThreadPoolExecutor(1) as pool:
         for rows in batches:
             parts = computation.gathered(computation.of(source.batch(shared(rows, ranks)[ranks.rank])))
-            alone = {}
-            for row in sorted(compared & set(rows)):  # on every rank: a partitioned target needs all
-                batch = source.batch([row])
-                alone[row] = computation.of(batch), batch.is_text_BS[0]
             if writer is None:
                 continue
             if writing is not None:
                 writing.result()  # raises what went wrong there
-            writing = pool.submit(writer.write, rows, parts, alone)
+            writing = pool.submit(writer.write, rows, parts)
             done += len(rows)
             if time.monotonic() - said > PROGRESS or done == number:
                 said = time.monotonic()

@@ -20,7 +20,7 @@ from longspec.methods import method_of, vocabulary_for
 from longspec.models.target import resolve_dtype
 from longspec.states.declaration import SCALE, Declaration, RowBatch, RowSource, checked_config, declare
 from longspec.states.encoding import best_token, encode, with_top_tokens
-from longspec.states.forward import load_states
+from longspec.states.load import load_states
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP_TOKENS
 
 

@@ -33,15 +33,11 @@ TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
 
 @dataclass(frozen=True)
 class RowBatch:
-    """What the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text.
-
-    is_text_BS: false at the padding, whose states are of no use, and may hang on the rows beside it.
-    """
+    """What the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text."""
 
     input_ids_BS: Tensor
     position_ids_BS: Tensor
     document_ids_BS: Tensor | None
-    is_text_BS: Tensor
 
 
 def _stacked(arrays: list[np.ndarray]) -> Tensor:
@@ -67,7 +63,7 @@ class TrainingRows:
         several = bool((documents_BS > 0).any())
         input_ids_BS = _stacked([row.input_ids_S for row in rows])
         position_ids_BS = _stacked([row.position_ids_S for row in rows])
-        return RowBatch(input_ids_BS, position_ids_BS, documents_BS if several else None, documents_BS >= 0)
+        return RowBatch(input_ids_BS, position_ids_BS, documents_BS if several else None)
 
 
 class HeldOutSource:
@@ -86,7 +82,7 @@ class HeldOutSource:
         """Return some rows, as the estimate hands them to the target."""
         input_ids_BS = _stacked([self.rows[number].input_ids_S for number in numbers])
         positions_BS = torch.arange(self.sequence_length).expand_as(input_ids_BS)
-        return RowBatch(input_ids_BS, positions_BS, None, torch.ones_like(input_ids_BS).bool())
+        return RowBatch(input_ids_BS, positions_BS, None)
 
 
 RowSource = TrainingRows | HeldOutSource

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from longspec.methods.contract import Distribution
 from longspec.models import losses
-from longspec.states.declaration import SCALE, Declaration, StoredTensor
-from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_TOKENS, VALUES
+from longspec.states.declaration import SCALE, StoredTensor
+from longspec.states.tensors import FINAL, KEYS, TOP, VALUES
 
 DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
@@ -28,13 +28,6 @@ DTYPES = {
 }
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
 LEAST_SCALE = torch.finfo(torch.float32).tiny
-# Largest relative difference, in the norm of a whole row's tensor. A forward of one row and one of several multiply matrices of
-# other shapes; what rounds otherwise comes to about this after tens of layers. Storage adds the rounding of values that lie at
-# its steps' edges.
-COMPUTED = {"torch.float32": 1e-3, "torch.bfloat16": 5e-2}
-STORED = {"F32": 0.0, "BF16": 2**-8, "F8_E4M3": 2**-4}
-# Of log-probabilities, nats: the mean absolute difference. Which tokens come in which order is not compared.
-LOG_PROB = {"torch.float32": 1e-2, "torch.bfloat16": 0.2}
 
 
 def _with_heads_last(name: str, tensor: Tensor) -> Tensor:
@@ -58,20 +51,14 @@ def encode(found: dict[str, Tensor], tensors: Sequence[StoredTensor]) -> dict[st
     return encoded
 
 
-def value_of(encoded: dict[str, Tensor], tensor: StoredTensor) -> Tensor:
-    """One stored tensor's values, in the files' order of axes; those of float8 in float32."""
-    value = encoded[tensor.name]
-    if tensor.dtype != "F8_E4M3":
-        return value
-    return value.float().mul_(encoded[tensor.name + SCALE].unsqueeze(-1))
-
-
 def decode(encoded: dict[str, Tensor], tensors: Sequence[StoredTensor], dtype: torch.dtype) -> dict[str, Tensor]:
     """A forward's tensors of the stored ones, those of the target in `dtype`, those of the likeliest tokens as they are."""
     found = {}
     for tensor in tensors:
         if not tensor.name.endswith(SCALE):
-            value = value_of(encoded, tensor)
+            value = encoded[tensor.name]
+            if tensor.dtype == "F8_E4M3":
+                value = value.float().mul_(encoded[tensor.name + SCALE].unsqueeze(-1))
             value = value if tensor.name in TOP else value.to(dtype)
             found[tensor.name] = _with_heads_last(tensor.name, value).contiguous()
     return found
@@ -139,23 +126,3 @@ def with_top_tokens(
     parts = (top.tokens_Nk, top.log_probs_Nk, top.log_sum_exp_N, top.best_N, top.next_log_prob_N)
     shape = final_BSH.shape[:2]
     return found | {name: part.unflatten(0, shape) for name, part in zip(TOP, parts, strict=True)}
-
-
-def differences(declaration: Declaration, stored: dict[str, Tensor], alone: dict[str, Tensor], is_text_S: Tensor) -> list[str]:
-    """Name the tensors of a row that differ by more than the bound from those of the row computed alone, with both numbers.
-
-    is_text_S: the tokens that count, all but the padding.
-    """
-    wrong = []
-    for tensor in declaration.tensors:
-        if tensor.name in (TOP_TOKENS, BEST_TOKEN) or tensor.name.endswith(SCALE):
-            continue
-        first, second = (value_of(each, tensor)[is_text_S].float() for each in (stored, alone))
-        if tensor.name in TOP:
-            measured, bound = (first - second).abs().mean(), LOG_PROB[declaration.computed_in]
-        else:
-            measured = (first - second).norm() / second.norm().clamp(min=1e-30)
-            bound = COMPUTED[declaration.computed_in] + STORED[tensor.dtype]
-        if not float(measured) <= bound:
-            wrong.append(f"{tensor.name} by {measured:.2g}, at most {bound:.2g}")
-    return wrong

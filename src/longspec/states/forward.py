@@ -1,4 +1,4 @@
-"""The frozen target, loaded as the runtime says, and its forward, which returns what a draft reads (tensors.py).
+"""Run the frozen target: a forward, which returns what a draft reads (tensors.py).
 
 Shapes: B batch, S tokens of a row, C tokens of a chunk, T keys up to the chunk's end, H hidden width, N query heads,
 K key/value heads, D head width.
@@ -10,29 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from longspec.config import PARTITIONED, TENSOR_PARALLEL
-from longspec.models.attention.backends import AUTO, choose, target_attention
+from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
 from longspec.models.target import (
     Group,
     all_heads_at,
-    check_splits,
     group_of,
-    head_width,
-    load_target,
     rows_of_ranks,
-    split_over,
     splits_heads,
     whole,
 )
-from longspec.models.target_config import CONFIG, read_target_config
 from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
@@ -294,54 +286,3 @@ class TargetStates(FrozenTarget):
         if chunks:
             found[FINAL] = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
         return found | {name: states.state(name) for name in names if name != FINAL}
-
-
-def check_ranks(config: Any, runtime: Any, ranks: int) -> None:
-    """Raise ValueError, with the key, for a target that is to be split over ranks that cannot share it."""
-    if runtime.target != TENSOR_PARALLEL or ranks == 1:
-        return
-    try:
-        check_splits(config, ranks, f"{config.name_or_path or 'target'}/{CONFIG}")
-    except ValueError as error:
-        raise ValueError(f"runtime.target: {TENSOR_PARALLEL}: {error}, or set it to {PARTITIONED}") from None
-
-
-def load_states(path: str, config: Any, runtime: Any, device: torch.device, dtype: torch.dtype) -> TargetStates:
-    """Load the target of a folder: replicated (still on the CPU), partitioned over the ranks, or split over them.
-
-    Raises ValueError for a target that is not supported or cannot be split so, and for an attention backend that cannot train
-    here.
-    """
-    attention = choose(runtime.attention, device, dtype, head_width(config))
-    if runtime.target == PARTITIONED:
-        return load_partitioned(path, dtype, attention, runtime.target_chunk)
-    ranks = dist.get_world_size() if dist.is_initialized() else 1
-    check_ranks(config, runtime, ranks)
-    split = split_over(ranks) if runtime.target == TENSOR_PARALLEL and ranks > 1 else None
-    return TargetStates(load_target(path, config, dtype, STATES_ATTENTION, split), runtime.target_chunk, attention)
-
-
-def load_partitioned(path: str, dtype: torch.dtype, attention: str, chunk: int | None = None) -> TargetStates:
-    """Load a target partitioned over the ranks by ZeRO-3, as it is made and filled: no rank ever holds the whole.
-
-    The target has an engine of its own, without an optimizer, of which the draft's knows nothing: the draft may be trained with
-    any ZeRO stage, and its checkpoints are those of a replicated target. Every rank calls it, and later makes the same sequence
-    of forwards.
-    """
-    import deepspeed  # takes seconds, and only partitioned targets need it
-
-    config = {
-        "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect without an optimizer
-        "bf16": {"enabled": dtype == torch.bfloat16},
-        # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise.
-        "zero_optimization": {"stage": 3, "memory_efficient_linear": False},
-        "steps_per_print": 10**9,
-    }
-    loading = HfDeepSpeedConfig(config)  # noqa: F841 - while it lives, transformers partitions weights as they load
-    try:
-        target = load_target(path, read_target_config(path), dtype, STATES_ATTENTION)
-    finally:
-        unset_hf_deepspeed_config()
-    states = TargetStates(target, chunk, attention, deepspeed.zero.GatheredParameters)
-    deepspeed.initialize(model=states, config=config)
-    return states

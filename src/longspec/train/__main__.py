@@ -20,7 +20,6 @@ from longspec.distributed import (
     is_launched,
     log,
     share_global_batch,
-    write_error_file,
 )
 
 if __name__ == "__main__" and is_launched():  # before the imports below, which take seconds
@@ -43,9 +42,9 @@ from longspec.train import stage_folder
 from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
+from longspec.train.dry_batch import check_memory
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
 from longspec.train.estimate import plan
-from longspec.train.estimate.memory import check_memory
 from longspec.train.held_out_estimate import HeldOut
 from longspec.train.metrics import Meter, Metrics, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
@@ -255,11 +254,9 @@ def main() -> None:
         lease = acquire(job.out) if ranks.is_main else None
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
-        write_error_file(error, ranks, known=True)
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
-    except Exception as error:
-        write_error_file(error, ranks, known=False)
+    except Exception:
         print(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         code = 1
     finally:

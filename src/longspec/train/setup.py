@@ -18,7 +18,7 @@ from longspec.models.attention.backends import choose
 from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows, checked_config, declare, target_hash
-from longspec.states.forward import load_states
+from longspec.states.load import load_states
 from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.arguments import Job
 

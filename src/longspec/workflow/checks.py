@@ -77,26 +77,6 @@ def check_sources(plan: Plan) -> None:
                 check_files(Path(), {file: expected}, manifest, once=True, advice=advice)
 
 
-def check_published(plan: Plan) -> None:
-    """Raise ValueError for a final draft with a file that was damaged, swapped or edited since it was put together.
-
-    No job reads these files, so no job would notice. Snakemake itself makes declared ones again that are missing.
-    """
-    for provenance in map(Path, (path for run in plan.runs for path in plan.final_drafts(run))):
-        if not provenance.is_file() or not provenance.stat().st_size:
-            continue
-        listed, folder = read_json_object(provenance).get("files", {}), provenance.parent
-        there = {name: file for name, file in listed.items() if (folder / name).exists() or name not in paths.FINAL_FILES}
-        check_files(folder, there, provenance, once=True)
-
-
-def unused_variants(plan: Plan) -> str:
-    """Name the chosen variants in which no chosen run is trained, since all name their own; empty when there is none."""
-    used = {variant for run in plan.runs for variant in plan.variants[run]}
-    unused = ", ".join(variant for variant in plan.settings["variants"] if variant not in used)
-    return f"variants: {unused}: no chosen run is trained so: each names its own variants in its file" if unused else ""
-
-
 def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
     """The settings with the data sets of the chosen runs' own files beside those of config/workflow.yaml.
 

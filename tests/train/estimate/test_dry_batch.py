@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from transformers import LlamaConfig, Qwen2Config
 
 from longspec.config import Runtime
+from longspec.train import dry_batch
 from longspec.train.estimate import memory
 from longspec.train.estimate.memory import BUCKET, OPTIMIZER, Setup
 from tests.train.estimate.test_memory import glide_of, recipe_of, setup_of
@@ -41,7 +42,7 @@ def test_nothing_is_left_of_the_dry_batch() -> None:
     weights = {name: tensor.clone() for name, tensor in glide.state_dict().items()}
     state, sizes = torch.random.get_rng_state(), []
     glide.states.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape)))
-    memory.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
+    dry_batch.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
     assert sizes == [(3, 64)]
     assert all(parameter.grad is None for parameter in glide.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -56,7 +57,7 @@ def test_a_job_that_asks_slurm_for_less_memory_than_its_ranks_need_is_told(monke
     for asked, is_told in ((None, False), (needed // 2**30 * gb, True), ((needed // 2**30 + 1) * gb, False)):
         if asked:
             monkeypatch.setenv("SLURM_MEM_PER_NODE", str(asked))
-        assert ("raise node_mem" in memory.host_shortage(setup)) is is_told
+        assert ("raise node_mem" in dry_batch.host_shortage(setup)) is is_told
 
 
 def run_out(glide: Any, error: RuntimeError) -> None:
@@ -72,13 +73,13 @@ def test_out_of_memory_is_explained_and_other_failures_are_not_taken_for_it() ->
     glide, setup = glide_of(CONFIG, torch.float32), setup_of(CONFIG, 64, torch.float32)
     run_out(glide, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
     with pytest.raises(ValueError, match=r"out of memory: .* runtime\.micro_batch"):
-        memory.dry_batch(glide, setup, with_llm_loss=True)
+        dry_batch.dry_batch(glide, setup, with_llm_loss=True)
     run_out(glide, RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
-        memory.dry_batch(glide, setup, with_llm_loss=True)
+        dry_batch.dry_batch(glide, setup, with_llm_loss=True)
 
 
 def test_on_a_gpu_the_dry_batch_also_takes_what_the_engine_will_hold() -> None:
     for setup, names in ((large(), (OPTIMIZER, BUCKET)), (replace(large(), offload="cpu"), (BUCKET,))):
         expected = sum(item.bytes for item in memory.estimate(setup) if item.name in names)
-        assert memory.engine_bytes(setup) == expected > 0
+        assert dry_batch.engine_bytes(setup) == expected > 0

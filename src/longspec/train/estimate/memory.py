@@ -1,4 +1,4 @@
-"""The memory of one training rank: in closed form from the configurations, and measured by a dry batch before step 1.
+"""Estimate the memory of one training rank, in closed form from the configurations.
 
 Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
 feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
@@ -13,14 +13,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, Recipe, Runtime
-from longspec.distributed import Ranks, log
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width, heads_of_rank, without_layers
 from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
-from longspec.states.forward import check_ranks
+from longspec.states.load import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.feed_forward import widest_elements
 
@@ -34,7 +33,6 @@ WAYS_OUT = (
     f"runtime.micro_batch: 1; runtime.target: {PARTITIONED} or {TENSOR_PARALLEL}; runtime.target_chunk: 4096; "
     "runtime.deepspeed: zero_stage 3, offload_optimizer cpu; a shorter recipe.data.sequence_length; more processes"
 )
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
 
 
 @dataclass(frozen=True)
@@ -268,67 +266,3 @@ def memory_of(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def engine_bytes(setup: Setup) -> int:
-    """Return the bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
-    return sum(item.bytes for item in training_state(setup) if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
-
-
-def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
-    """Run a forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left.
-
-    On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
-    RuntimeError when other processes hold a part of the GPU.
-    """
-    device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
-    others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
-    if on_gpu:
-        free, total = torch.cuda.mem_get_info(device)
-        others = total - free - torch.cuda.memory_reserved(device)
-    try:
-        with torch.random.fork_rng([device] if on_gpu else []):
-            later = torch.empty(engine_bytes(setup) if on_gpu else 0, dtype=torch.uint8, device=device)
-            ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
-            named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
-            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
-            trainer(ids, ids, with_llm_loss=with_llm_loss, **named).loss.backward()
-            del later
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
-            raise
-        reason = out_of_memory(setup, memory_of(device))
-        if others > GPU_OVERHEAD:  # may be gone in the next attempt
-            raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
-        raise ValueError(reason) from error
-    finally:
-        trainer.zero_grad(set_to_none=True)
-    if on_gpu:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-
-
-def host_shortage(setup: Setup) -> str:
-    """Return a warning where Slurm gives a job less of a node's memory than its ranks there need; empty elsewhere.
-
-    Slurm kills such a job, and neither the job nor torchrun can say why.
-    """
-    asked = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
-    needed = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * peak(estimate(setup), on_host=setup.device.type == "cuda")
-    fix = "Slurm may kill it; raise node_mem of train in the profile, or keep less on the host (runtime.deepspeed)"
-    return (
-        f"the job asked for {gib(asked)} of each node, its ranks there need about {gib(needed)}: {fix}"
-        if 0 < asked < needed
-        else ""
-    )
-
-
-def check_memory(
-    trainer: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
-) -> None:
-    """Show the estimate, then run the dry batch; every rank calls it. Raises ValueError that explains when it does not fit."""
-    setup = setup_of(trainer.states.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
-    log(f"memory of one rank, estimated; this device has {gib(memory_of(device))}:\n{table(setup)}", ranks)
-    if warning := host_shortage(setup):
-        log(f"WARNING {warning}", ranks)
-    dry_batch(trainer, setup, with_llm_loss=measures_target(recipe, runtime))

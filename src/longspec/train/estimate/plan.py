@@ -4,7 +4,6 @@ All is told by the configurations and the target's config.json; no weights are l
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import read_json
-from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, States, load
+from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.replay import Schedule, chances
@@ -24,7 +23,6 @@ from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
 from longspec.shown import named_path, one_line
-from longspec.states.declaration import bytes_a_token, stored_tensors
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, estimate, gib, out_of_memory, peak, setup_of, table
@@ -115,46 +113,15 @@ def plan_stage(
     dtype = torch.float32 if wide else torch.bfloat16
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     measured = measures_target(recipe, runtime)
-    of_sources = np.array([_operations(setup, each, recipe.states, with_llm_loss=measured) for each in sources])
+    of = (setup.config, setup.method, setup.settings, setup.sequence_length)
+    of_sources = np.array(
+        [flops.operations(*of, each.documents, each.labels, recipe.states, with_llm_loss=measured) for each in sources]
+    )
     operations = flops.Operations(*map(float, recipe.global_batch * np.array(chance) @ of_sources))
     return Plan(setup, steps, accumulation, operations, disk_bytes(setup))
 
 
-def _operations(setup: Setup, rows: Rows, states: States, *, with_llm_loss: bool) -> flops.Operations:
-    """Return the operations of one row."""
-    of = (setup.config, setup.method, setup.settings, setup.sequence_length, rows.documents, rows.labels, states)
-    return flops.operations(*of, with_llm_loss=with_llm_loss)
-
-
-def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folder: Path, rate: float) -> list[str]:
-    """Return what a stage's stored states in `folder` cost, at `rate` operations a second of all ranks."""
-    if recipe.states.source != OFFLINE:
-        return []
-    setup, states = plan.setup, recipe.states
-
-    def token_bytes(*, held_out: bool) -> int:
-        reads = setup.method.reads(setup.config, setup.settings, with_llm_loss=held_out)
-        return bytes_a_token(stored_tensors(reads, states.dtype, states.top_k))
-
-    target = _operations(setup, rows, States(), with_llm_loss=False).target * rows.number
-    held_out = runtime.held_out_rows if runtime.held_out_every else 0
-    disk = setup.sequence_length * (rows.number * token_bytes(held_out=False) + held_out * token_bytes(held_out=True))
-    place = folder.resolve()
-    free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.is_dir())).free
-    room = f"{gib(free)} free at {folder}"
-    if disk > free:
-        room = (
-            f"DOES NOT FIT: {room}; make data/states a link to a folder on another disk; recipe.states.dtype: "
-            "float8 and recipe.states.top_k make them smaller"
-        )
-    return [
-        f"  stored states: {token_bytes(held_out=False):,} bytes a token, {gib(disk)} of {rows.number:,} rows and {held_out} "
-        f"held-out ones; {room}",
-        f"  building them: {target:.3g} operations, {target / rate / 3600:.2g} hours at {rate / 1e12:.3g} TFLOP/s",
-    ]
-
-
-def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored: list[str]) -> list[str]:
+def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list[str]:
     """Return batches, memory, time and disk of one stage, whether it fits, and what to change when it does not."""
     setup, each, needed = plan.setup, plan.operations, peak(estimate(plan.setup))
     fits = f"fits {gib(available)} with {gib(available - needed)} to spare"
@@ -173,7 +140,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored:
         f"{each.draft / each.total:.0%}, head {each.head / each.total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
         f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
-        *stored,
         f"  {fits}",
     ]
 
@@ -192,8 +158,6 @@ def parser() -> argparse.ArgumentParser:
     add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what the stages are trained on; default: %(default)s")
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
-    place = "where stored states are to lie; default: %(default)s"
-    add("--states-folder", type=Path, default=Path("data/states"), metavar="DIR", help=place)
     add("--flops", type=float, default=TYPICAL_FLOPS, help="operations a second of one rank; default: %(default)g")
     return parser
 
@@ -229,9 +193,8 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
-    for (recipe, runtime), own, plan in zip(stages, rows, plans, strict=True):
-        stored = stored_lines(plan, recipe, runtime, own, options.states_folder, rate * options.ranks)
-        print("\n".join(stage_lines(recipe, plan, rate, available, stored)))
+    for (recipe, _), plan in zip(stages, plans, strict=True):
+        print("\n".join(stage_lines(recipe, plan, rate, available)))
     hours, disk = sum(plan.hours(rate) for plan in plans), sum(plan.disk for plan in plans)
     print(f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return int(any(peak(estimate(plan.setup)) > available for plan in plans))

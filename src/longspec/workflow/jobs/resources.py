@@ -22,31 +22,21 @@ class Limits:
     longest_job: int = 240  # minutes
 
 
-def number_in(rule: str, block: Mapping[str, str], name: str) -> int:
-    """A number of a profile's block of a rule, 0 where it has none. Raises ValueError for one that is no whole number."""
-    text = block.get(name, "0")
-    if not text.isdecimal():
-        raise ValueError(
-            f"set-resources: {rule}: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
-        )
-    return int(text)
-
-
 def limits_of(block: Mapping[str, str]) -> Limits:
-    """The limits in a profile's block. Raises ValueError for a number that is none, and for more ranks than GPUs."""
-    limits = Limits(**{field.name: number_in("train", block, field.name) for field in fields(Limits) if field.name in block})
-    check_ranks("train", limits.ranks, "train", block.get("gres", ""))
-    return limits
-
-
-def check_ranks(rule: str, ranks: int, of: str, gres: str) -> None:
-    """Raise ValueError for more processes of a rule than a node has GPUs by `gres` of the block `of`, if it tells any."""
-    gpus = gpus_in(gres)
-    if 0 < gpus < ranks:
+    """Return the limits in a profile's block. Raises ValueError for a number that is none, and for more ranks than GPUs."""
+    given = {field.name: block[field.name] for field in fields(Limits) if field.name in block}
+    for name, text in given.items():
+        if not text.isdecimal():
+            raise ValueError(
+                f"set-resources: train: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
+            )
+    limits, gres = Limits(**{name: int(text) for name, text in given.items()}), block.get("gres", "")
+    if 0 < gpus_in(gres) < limits.ranks:
         raise ValueError(
-            f"set-resources: {rule}: ranks: {ranks} processes, one a GPU, but gres of {of}: {gres} has {gpus}; lower ranks, or "
-            "raise gres"
+            f"set-resources: train: ranks: {limits.ranks} processes, one a GPU, but gres of train: {gres} has {gpus_in(gres)}; "
+            "lower ranks, or raise gres"
         )
+    return limits
 
 
 def check_block(rule: str, block: Mapping[str, str]) -> None:
@@ -54,7 +44,7 @@ def check_block(rule: str, block: Mapping[str, str]) -> None:
 
     A block of `train` always has ranks; the others may, and have more than a user would set by hand.
     """
-    taken = "ranks" not in block if rule == "train" else block.keys() <= {"gres", "gpu_mem", "ranks"}
+    taken = "ranks" not in block if rule == "train" else block.keys() <= {"gres", "ranks"}
     if block and taken:
         raise ValueError(
             f"--set-resources {rule}:{next(iter(block))}=... takes the place of all that the profile sets for {rule}, GPUs "
