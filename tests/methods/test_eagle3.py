@@ -192,14 +192,6 @@ def test_each_step_is_measured_by_itself() -> None:
     assert without.llm_loss is None
 
 
-def test_the_targets_loss_is_transformers_own() -> None:
-    made = make(steps=2, **REDUCED)
-    ids = torch.randint(0, VOCABULARY, (2, 20))
-    wanted = made.states.target(ids, labels=ids, attention_backend=EAGER).loss
-    torch.testing.assert_close(made(ids, ids).llm_loss, wanted.double(), rtol=1e-6, atol=0)
-    assert made(ids, ids, with_llm_loss=False).llm_loss is None
-
-
 def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> None:
     """Token t's hidden states there, through the target's own norm and head, are the untrained draft's guess of token t + 2."""
     torch.manual_seed(3)

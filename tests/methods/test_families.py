@@ -1,4 +1,4 @@
-"""From training to decoding in one go, for every family: a step is trained, and what it drafts changes no token."""
+"""From training to decoding in one go: a step is trained, and what it drafts changes no token."""
 
 import pytest
 import torch
@@ -38,10 +38,10 @@ def trained(path: str) -> Glide:
 
 
 @pytest.mark.slow
-def test_what_is_decoded_is_what_the_target_generates(any_target_path: str) -> None:
+def test_what_is_decoded_is_what_the_target_generates(target_path: str) -> None:
     """Against transformers' own generate on its own attention, with prompts on both sides of every window."""
-    glide = trained(any_target_path)
-    own = AutoModelForCausalLM.from_pretrained(any_target_path, dtype=glide.target.dtype, attn_implementation="eager")
+    glide = trained(target_path)
+    own = AutoModelForCausalLM.from_pretrained(target_path, dtype=glide.target.dtype, attn_implementation="eager")
     prompts = [torch.randint(0, VOCABULARY, (length,)).tolist() if length > 1 else [1] for length in (1, 5, 30)]
     wanted, accepted = [], []
     for prompt in prompts:
