@@ -207,15 +207,6 @@ def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> Non
         torch.testing.assert_close(found[step], wanted, rtol=1e-6, atol=0)
 
 
-def test_rows_without_labels_have_zero_gradients() -> None:
-    made = make(steps=3)
-    ids = torch.randint(0, VOCABULARY, (1, 12))
-    output = made(ids, torch.full_like(ids, -100), num_labels=5)
-    output.loss.backward()
-    assert (output.loss.detach(), output.agreement, output.llm_loss) == (0, 0, 0)
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in made.draft_model.parameters())
-
-
 @pytest.mark.parametrize("name", ["hidden.0", "hidden.2", "final", "embedded"])
 def test_what_is_not_a_number_is_no_masked_zero(name: str) -> None:
     """Also where the target would prefer a token that the draft cannot say."""
