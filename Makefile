@@ -68,8 +68,9 @@ test-slurm: .venv/.stamp-dev | $(TMPDIR)
 	python -m tests.slurm.cluster install
 	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm --durations=0
 
+# An engine computes in one thread, so two files at a time keep two cores busy.
 test-serve: serve
-	python -m pytest -m serve
+	python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m serve
 
 # torch and transformers are taken as they are there, so this installs nothing.
 gpu:
