@@ -14,7 +14,7 @@ from longspec.methods.dflash.settings import Settings
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
 from tests.eager import EAGER
-from tests.methods.test_dflash import REDUCED, make
+from tests.methods.test_dflash import CONFIGS, REDUCED, make
 from tests.targets import VOCABULARY
 from tests.train.estimate.test_memory import LiveBytes
 
@@ -47,6 +47,21 @@ def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, Any
     wanted += dflash_method.block_operations(config, chosen, B * slots, B * slots * (S + slots))
     wanted += dflash_method.head_operations(config, chosen, predicted, with_teacher=is_soft)
     assert counter.get_total_flops() == wanted
+
+
+def test_the_whole_is_its_parts() -> None:
+    """With every token an anchor, pairs counted one by one in documents that do not see each other."""
+    config, window = CONFIGS["llama"], 6
+    settings = Settings(layers=(1, 3), depth=2, block_size=W, anchors=40, row_tokens=40, vocabulary=30, sliding_window=window)
+    pairs = 0
+    for length in (9, 22, 9):
+        for place in range(length):
+            for slot in range(W):
+                pairs += sum(place + slot - key < window for key in range(place)) + slot + 1
+    of_layers, of_head = dflash_method.operations(config, settings, 40, [9, 22, 9], 40, with_llm_loss=True)
+    projection = dflash_method.projection_operations(config, settings, 40)
+    assert of_layers == pytest.approx(projection + dflash_method.block_operations(config, settings, 40 * W, pairs))
+    assert of_head == dflash_method.head_operations(config, settings, 40 * (W - 1), with_teacher=True)
 
 
 WIDE = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
