@@ -10,6 +10,7 @@ from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 OF_MINUTES = [
+    "test_vllm_glide",
     "test_made_up_method",
     "test_job",
     "test_sbatch",

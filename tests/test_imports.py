@@ -255,7 +255,7 @@ def test_what_snakemake_imports_needs_no_torch(imported: dict[str, set[str]]) ->
 def test_what_a_login_node_runs_needs_no_torch() -> None:
     """The controller and its local jobs: an installation without `[train]` has none."""
     rooms = ("cli", "cluster", "data", "draft", "measure", "report", "target")
-    modules = ["workflow.checks", "target.fetch", "target.tokenizer", *(f"{room}.__main__" for room in rooms)]
+    modules = ["workflow.checks", "target.fetch", "target.tokenizer", "cluster.status", *(f"{room}.__main__" for room in rooms)]
     code = f"import sys; sys.modules['torch'] = None; import {', '.join(f'longspec.{name}' for name in modules)}"
     done = subprocess.run([sys.executable, "-c", code], text=True, capture_output=True)
     assert done.returncode == 0, done.stderr

@@ -87,10 +87,6 @@ def test_an_interval_holds_95_of_100_of_student_s_distribution(values: list[floa
     assert np.trapezoid(constant * (1 + at**2 / degrees) ** (-(degrees + 1) / 2), at) == pytest.approx(0.95, abs=1e-4)
 
 
-def test_one_seed_has_no_interval() -> None:
-    assert over_seeds([1.0]) == {"mean": 1.0, "each": [1.0]}
-
-
 def test_cells_are_made_once_and_a_torn_one_again(tmp_path: Path) -> None:
     path, made = tmp_path / "cells.jsonl", []
 

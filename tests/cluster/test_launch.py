@@ -42,11 +42,6 @@ if way in ("kill", "crash"):
     while not heard:
         time.sleep(0.1)
     sys.exit(1)
-if way == "stop" and ranks.rank == 0:
-    while not heard:
-        time.sleep(0.1)
-    print("12:00:03 stopped at step 4 of 9: signal SIGTERM", flush=True)
-    sys.exit(1)
 if way == "wait":
     while not heard:
         time.sleep(0.1)
@@ -121,15 +116,6 @@ def test_torchrun_names_a_killed_rank_and_one_that_wrote_nothing_down_keeps_its_
         texts.append((folder / "logs/stage.log").read_text())
     assert re.search(r"Root Cause.*?rank +: 1 .*?exitcode +: -9 ", texts[0], re.DOTALL)
     assert "RuntimeError: before anything could be written down" in texts[1]
-
-
-def test_a_stopped_jobs_log_ends_with_its_step(folder: Path) -> None:
-    process = launch(folder, "stop")
-    until(lambda: len(pids(folder)) == 2, 60, "two ranks")
-    process.terminate()
-    assert process.wait(60) == 1
-    last = (folder / "logs/stage.log").read_text().rstrip().splitlines()[-1]
-    assert last == "stopped at step 4 of 9: signal SIGTERM"
 
 
 def test_without_a_raised_error_the_told_one_is_the_last_word() -> None:

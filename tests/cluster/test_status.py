@@ -1,8 +1,6 @@
 """The table of stages, held against numbers computed by hand; torn and missing files give a row and a remark."""
 
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -218,8 +216,3 @@ def test_files_that_are_written_at_this_moment_or_torn(project: Path, capsys: py
 
 def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "snakemake --profile slurm final_draft" in table(capsys)
-
-
-def test_a_login_node_needs_no_torch() -> None:
-    program = "import sys, longspec.cluster.status; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True)

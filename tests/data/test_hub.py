@@ -248,19 +248,6 @@ def test_a_part_of_a_numbered_set_placed_by_hand_is_refused(server: Hub, out: Pa
     assert fetched(fetch.make("hf:o/n/data/train-00001*", "main", out), out) == [TRAIN[1]]
 
 
-def test_a_file_placed_by_hand_is_never_replaced(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By what another revision has, when there is a network again."""
-    path = out.parent / "files/small.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b'{"text": "mine"}\n')
-    with monkeypatch.context() as patch:
-        offline(server, patch)
-        fetch.make("hf:o/n/small.jsonl", "v1", out)
-    with pytest.raises(ValueError, match=r"small\.jsonl: its bytes are not those of commit .*; move it away"):
-        fetch.make("hf:o/n/small.jsonl", "main", out)
-    assert path.read_bytes() == b'{"text": "mine"}\n'
-
-
 def test_a_name_that_leads_out_of_the_repository_is_refused(server: Hub, out: Path) -> None:
     server.add("o/out", {"../../x.jsonl": lines("a")})
     with pytest.raises(ValueError, match=r"hf:o/out: the name '\.\./\.\./x\.jsonl' leads out"):

@@ -1,6 +1,5 @@
 """Chains and trees that are chosen by the draft's acceptance and by what rounds cost, where no shape is given."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +12,17 @@ from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
 from longspec.decode.chain_costs import best_shape, measure_costs
-from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.lookup import WithLookup
 from longspec.decode.prefill import prefill
-from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree
-from tests.decode.models import DEPTHS, METHODS, Oracle, generated, make_drafter, make_target
+from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 
 NEW = 20
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
 ALWAYS = ChainAcceptance(0.0, ((9, 10), (9, 9), (9, 9)))
 PROMPT = [5, 9, 2, 7]
-STEP = 0.02
-
-
-class Slow(Oracle):
-    """Sleeps for every level."""
-
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        time.sleep(STEP * len(levels))
-        return super().propose(draft_input, levels, sampler)
 
 
 def given_costs(monkeypatch: pytest.MonkeyPatch, *rounds: float) -> list[int]:
@@ -62,17 +49,6 @@ def shapes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(door, "speculate", watched)
     return seen
-
-
-def test_costs_hold_what_each_token_of_a_chain_takes() -> None:
-    """A sleep takes its time or more, so these bounds hold on any machine; drafts that are kept say nothing else."""
-    target = make_target(3)
-    text = PROMPT + generated(target, PROMPT, NEW)
-    for wrong in (False, True):
-        costs = measure_costs(target, Slow([text], wrong), prefill(target, [PROMPT]), 3)
-        assert costs.plain > 0
-        assert all(seconds > STEP * length for length, seconds in enumerate(costs.rounds, 1))
-        assert len(costs.rounds) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -148,21 +124,6 @@ def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.Monke
         drafter.acceptance = (*alone, *held)
         assert best_shape(make_target(5), WithLookup(drafter, 8), start, 0.0) == best
         assert best_shape(make_target(5), drafter, start, 0.0) == 2
-
-
-def test_temperatures_of_other_shapes_are_measured_when_they_are_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A target and a draft that have met at one temperature know no costs of the shapes of another."""
-    target = make_target(7)
-    drafter = make_drafter("glide", target)
-    start = prefill(target, [PROMPT], reads=drafter.reads)
-    given_costs(monkeypatch, 1.0, 1.0, 1.0)
-    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: 1.0)
-    drafter.acceptance = (
-        ChainAcceptance(0.0, ((1, 2), (1, 1))),
-        TreeAcceptance(0.7, (2, 2), 30, 10),
-        TreeAcceptance(0.7, (3,), 15, 10),
-    )
-    assert (best_shape(target, drafter, start, 0.0), best_shape(target, drafter, start, 0.7)) == (2, (2, 2))
 
 
 def test_a_draft_folder_tells_its_acceptance(tmp_path: Path) -> None:

@@ -223,12 +223,6 @@ def test_max_length_counts_the_prompt_as_in_transformers(target, folder: Path, b
         assert torch.equal(generate(target, draft=folder, shape=2, **batch, **given, **settings), wanted)
 
 
-@pytest.mark.parametrize("folder", ["eagle3"], indirect=True)
-def test_its_vocabulary_is_no_choice(target, folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"draft_vocabulary: v\.json: the head of a draft of eagle3 has its own tokens"):
-        by_folder(target, folder, inputs=torch.tensor([[5, 6]]), draft_vocabulary="v.json", **GREEDY)
-
-
 def test_what_apply_chat_template_returns_is_taken_whole(target, folder: Path, batch) -> None:
     given, drafter = BatchEncoding(batch), load_drafter(target, folder)
     wanted = target.generate(**given, **GREEDY)

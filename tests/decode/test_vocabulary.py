@@ -8,16 +8,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longspec.atomic_files import read_json, write_json
-from longspec.decode.drafters import DraftInput
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE
-from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.decode.tree import DraftTree, TreeBuilder
+from longspec.decode.tree import DraftTree
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash_of
 from longspec.methods import chosen_vocabulary
 from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import DEPTHS, generated, make_drafter, make_layer, make_target
+from tests.decode.models import DEPTHS, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 from tests.targets import VOCABULARY
 
@@ -43,28 +41,6 @@ def test_what_is_proposed_lies_in_the_vocabulary(
     assert not {token for row in decoded.rows for token in row.ids} <= set(SAID)
     if temperature == 0:
         assert [row.ids for row in decoded.rows] == [generated(target, prompt, NEW) for prompt in prompts]
-
-
-@torch.inference_mode()
-def test_logits_of_glide_are_the_whole_heads_at_these_tokens() -> None:
-    target = make_target(3)
-    layer, text = make_layer(target), [3, 1, 4, 1, 5]
-    vocabulary = DraftVocabulary(SAID, 61, "", {})
-    keys = torch.randn(1, 2, 4, 8, dtype=torch.float64)
-    draft_input = DraftInput([text], (4,), torch.tensor([4]), torch.tensor([5]), {"keys.1": keys, "values.1": keys})
-    found = []
-    for drafter in (GlideDrafter(target, layer, 12), GlideDrafter(target, layer, 12, vocabulary)):
-        drafter.begin([text[:-1]], {})
-        found.append(drafter.logits(draft_input, TreeBuilder(draft_input.roots_B)))
-    torch.testing.assert_close(found[1], found[0][..., list(SAID)])
-
-
-def test_levels_that_no_tree_over_it_has_are_refused() -> None:
-    target = make_target(0)
-    drafter = make_drafter("glide", target, ids=(4, 9))
-    with pytest.raises(ValueError, match="level 2 has 5 nodes; give 1 to 4, as many as 2 parents"):
-        speculate(target, drafter, [[1, 2]], max_new_tokens=3, shape=(2, 5))
-    assert speculate(target, drafter, [[1, 2]], max_new_tokens=9, shape=(2, 4, 8)).rows[0].ids == generated(target, [1, 2], 9)
 
 
 @pytest.fixture
@@ -107,16 +83,3 @@ def test_files_that_do_not_fit_are_named(folder: Path) -> None:
         write_json(folder / "other.json", read_json(path) | {"tokenizer": tokenizer_hash_of(folder / "target")} | changed)
         with pytest.raises(ValueError, match=rf"other\.json: {field}: "):
             load_drafter(target, folder / "draft", folder / "other.json")
-
-
-def test_top_k_and_top_p_are_of_what_the_draft_says() -> None:
-    """Of its own distribution: with one token left in, chains are its likeliest tokens, drawn with probability 1."""
-    target = make_target(3)
-    drafter = make_drafter("glide", target, ids=SAID)
-    keys = torch.randn(1, 2, 4, 8, dtype=torch.float64)
-    draft_input = DraftInput([[1] * 5], (4,), torch.tensor([4]), torch.tensor([1]), {"keys.1": keys, "values.1": keys})
-    with torch.inference_mode():
-        drafter.begin([[1] * 4], {})
-        greedy, drawn = (drafter.propose(draft_input, (1,) * 3, sampler) for sampler in (Sampler(), Sampler(1.0, top_k=1)))
-    assert torch.equal(greedy.tokens_BS, drawn.tokens_BS)
-    assert drawn.drawn_BSV.gather(2, drawn.tokens_BS[:, :, None])[0, 1:, 0].tolist() == [1.0] * 3

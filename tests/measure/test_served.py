@@ -15,15 +15,13 @@ import torch
 
 from longspec.decode.texts import Stops, Texts
 from longspec.engines import ENGINES, VLLM
-from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, judge
 from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
-from longspec.measure.tasks import Prompt, Setting, check_interpreter, parse
-from longspec.methods.glide import settings
+from longspec.measure.tasks import Prompt, Setting, check_interpreter
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
 from tests.slurm.cluster import is_running, until
@@ -216,16 +214,6 @@ def test_an_engine_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monke
     os.close(reading)
 
 
-def test_prompts_are_those_of_our_own_engine(arguments: Any, python: Path) -> None:
-    """And our own lines say nothing of an engine."""
-    ours = told(evaluate(arguments("lookup", "ours.jsonl", shapes=[2], repeats=1)))
-    theirs = told(evaluate([*arguments("lookup", "v.jsonl", **CHAINS | {"shapes": [2]}), "--serve-python", str(python)]))
-    names = ("task", "prompt", "prompt_hash", "record", "context_tokens", "temperature", "shape")
-    assert [[line[name] for name in names] for line in ours] == [[line[name] for name in names] for line in theirs]
-    assert not any("engine" in line for line in ours)
-    assert ours[0].keys() == theirs[0].keys() - {"engine"}
-
-
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     real = ServedMeasurer.ask
@@ -269,18 +257,6 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
         assert job.wait(30) == 128 + signal.SIGTERM
     until(lambda: not is_running(int(number.read_text())), 10, "vLLM has ended")
     assert [path.name for path in temporary.iterdir() if not path.name.startswith(("torch", "pymp"))] == []
-
-
-def test_trees_and_drafts_that_vllm_does_not_load_are_refused(
-    arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, "SERVED", {})
-    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 2-3: vLLM drafts chains alone; give a number of"):
-        verb.evaluate(verb.read_arguments([*arguments("lookup", "v.jsonl"), "--engine", "vllm"]))
-    with pytest.raises(ValueError, match=r"evaluation\.engine: 'sglang' is unknown; choose one of longspec, vllm, llama"):
-        parse(verb.read_arguments(arguments("lookup", "v.jsonl", engine="sglang")).settings)
-    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: loads no glide drafts; set evaluation\.engine: longspec"):
-        evaluate([*arguments("untrained", "v.jsonl", **CHAINS), "--serve-python", str(python)])
 
 
 def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: Path, monkeypatch: pytest.MonkeyPatch) -> None:

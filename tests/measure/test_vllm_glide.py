@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MistralConfig, Qwen3Config
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
@@ -52,10 +52,10 @@ SHAPES: dict[str, Any] = {
     "eos_token_id": None,
     "bos_token_id": None,
 }
+# The demo's target is a Qwen2.
 FAMILIES = {
     "llama": LlamaConfig(**SHAPES),
     "mistral": MistralConfig(**SHAPES, sliding_window=None),
-    "qwen2": Qwen2Config(**SHAPES),
     "qwen3": Qwen3Config(**SHAPES, head_dim=64),
 }
 WINDOW = 8  # of the random drafts: in prompts of a few tokens another one is then seen
@@ -174,12 +174,11 @@ def test_every_drafted_step_is_ours_on_prompts_of_1_to_4096_tokens(
 @pytest.mark.parametrize(
     ("engine", "tokens", "preempted"),
     [
-        ({"max_num_seqs": 1, "enable_prefix_caching": False}, 4, False),
         ({"max_num_seqs": 4, "max_num_batched_tokens": 64}, 7, False),  # prompts in parts
         # The longest text ends where the positions do.
         ({"max_num_seqs": 16, "num_gpu_blocks_override": 14, "max_model_len": 1023 + NEW}, 1, True),
     ],
-    ids=["one at a time", "four, in parts", "preempted"],
+    ids=["four, in parts", "preempted"],
 )
 def test_text_and_steps_do_not_hang_on_the_schedule(
     plain: tuple[list[list[int]], Found], folder: Path, tmp_path: Path, engine: dict[str, Any], tokens: int, preempted: bool
@@ -318,14 +317,10 @@ def test_what_the_plugin_cannot_serve_is_refused_and_what_gpus_read_is_clipped()
         assert words in said[name], name
 
 
-@pytest.mark.parametrize("temperatures", [[0], [0.7, 1.0]], ids=["greedy", "sampled"])
-def test_an_evaluation_through_vllm_keeps_what_ours_keeps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temperatures: list[float]
-) -> None:
+def test_an_evaluation_through_vllm_keeps_what_ours_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By place of the chain within 2 % where greedy, and within the interval of the difference where sampled."""
     monkeypatch.chdir(ROOT)
-    count, new = (40, 64) if temperatures == [0] else (24, 48)
-    settings = {"prompts": count, "new_tokens": new, "temperatures": temperatures, "shapes": [4], "repeats": 1, "seed": 0}
+    settings = {"prompts": 24, "new_tokens": 48, "temperatures": [0, 0.7, 1.0], "shapes": [4], "repeats": 1, "seed": 0}
     settings["tasks"] = {"short": {"data": "stdlib", "context": [64, 448]}, "cot": {"data": "puzzles", "context": [64, 1024]}}
     recipe = DRAFT.parent / str(read_json(DRAFT / "config.json")["stage"]) / "recipe.yaml"
     raw = [f"{name}=data/raw/{name}/manifest.json" for name in ("stdlib", "puzzles")]
@@ -341,13 +336,11 @@ def test_an_evaluation_through_vllm_keeps_what_ours_keeps(
     assert [(line["prompt_hash"], line["temperature"]) for line in ours] == [
         (line["prompt_hash"], line["temperature"]) for line in theirs
     ]
-    if temperatures == [0]:
-        assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-        kept = {engine: by_place(lines) for engine, lines in measured.items()}
-        print(kept)
-        assert kept["vllm"] == pytest.approx(kept["longspec"], rel=0.02)
-        return
-    for temperature in temperatures:
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    kept = {engine: by_place([line for line in lines if line["temperature"] == 0]) for engine, lines in measured.items()}
+    print(kept)
+    assert kept["vllm"] == pytest.approx(kept["longspec"], rel=0.02)
+    for temperature in (0.7, 1.0):
         pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a["temperature"] == temperature]
         away = torch.tensor([b["acceptance_length"] - a["acceptance_length"] for a, b in pairs])
         interval = 2.6 * away.std() / len(away) ** 0.5

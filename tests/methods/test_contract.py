@@ -185,6 +185,14 @@ def test_a_loss_is_a_share_of_the_labels_it_is_told(recipe: Any, run: Any) -> No
     assert losses[0] == pytest.approx(4 * losses[1], rel=1e-5)
 
 
+def test_rows_without_labels_have_zero_gradients(trainer: Any) -> None:
+    ids = torch.randint(0, VOCABULARY, (1, LENGTH))
+    loss = trainer(ids, torch.full_like(ids, -100), num_labels=5).loss
+    loss.backward()
+    assert loss.detach() == 0
+    assert all(p.grad is not None and not p.grad.any() for p in trainer.draft_model.parameters())
+
+
 def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
     method, settings = method_of(recipe)
     with torch.no_grad():

@@ -203,15 +203,6 @@ def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
     assert int(evenly.counts["blocks"]) == 2
 
 
-def test_rows_without_labels_have_zero_gradients() -> None:
-    made = make()
-    ids = torch.randint(0, VOCABULARY, (1, 12))
-    output = made(ids, torch.full_like(ids, -100), num_labels=5)
-    output.loss.backward()
-    assert (output.loss.detach(), output.agreement, output.llm_loss) == (0, 0, 0)
-    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in made.draft_model.parameters())
-
-
 @pytest.mark.parametrize("name", ["hidden.1", "hidden.3", "final", "embedded"])
 def test_what_is_not_a_number_is_no_masked_zero(name: str) -> None:
     made = make(anchors=99, **REDUCED)

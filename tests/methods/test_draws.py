@@ -1,16 +1,9 @@
 """Random draws: a function of (seed, step, row), with the published ranges."""
 
 import numpy as np
-from omegaconf import OmegaConf
 
-from longspec.config import Recipe
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
-from longspec.distributed import Ranks
 from longspec.methods.glide.method import RowDraw, draw_row, shift_positions
-from longspec.methods.glide.settings import Draft, Method
-from longspec.train.micro_batches import StepBatches
-from tests.corpus import Corpus
+from longspec.methods.glide.settings import Draft
 
 DRAFT = Draft(anchors="random", lag_mode="random", lag=4)
 
@@ -43,27 +36,6 @@ def test_same_arguments_same_draw_and_neighbours_differ() -> None:
     by_step = {draw_row(DRAFT, 42, step, 5, 1024, 40960) for step in range(50)}
     by_seed = {draw_row(DRAFT, seed, 5, 5, 1024, 40960) for seed in range(50)}
     assert min(len(by_row), len(by_step), len(by_seed)) == 50
-
-
-def test_a_row_draws_the_same_on_any_rank_and_in_any_micro_batch(corpus: Corpus) -> None:
-    rows = PackedRows(corpus.packed)
-    recipe = OmegaConf.structured(Recipe(method=Method(), draft=DRAFT, global_batch=4))
-
-    def drawn(world_size: int, micro_batch: int, step: int) -> dict[int, tuple[list[int], int]]:
-        found = {}
-        for rank in range(world_size):
-            batches = StepBatches(TrainedRows(rows), recipe, micro_batch, Ranks(rank, rank, world_size), 40960)
-            for numbers in batches.micro_batches(step):
-                batch = batches.load(step, numbers)
-                assert batch.row_numbers.tolist() == numbers.tolist()
-                for place, number in enumerate(numbers):
-                    found[int(number)] = (batch.position_ids[place].tolist(), int(batch.arguments["lag"][place]))
-        return found
-
-    for step in range(5):
-        assert len(drawn(1, 4, step)) == 4
-        assert drawn(1, 4, step) == drawn(1, 1, step) == drawn(2, 2, step) == drawn(4, 1, step)
-    assert drawn(1, 4, 0) != drawn(1, 4, 1)
 
 
 def test_shift_keeps_each_documents_anchors() -> None:

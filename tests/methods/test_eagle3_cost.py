@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
 from longspec.methods.eagle3 import method as eagle3_method
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
-from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.memory import parameter_bytes
 from tests.methods.test_eagle3 import CONFIGS, LAYERS, REDUCED, make
@@ -45,22 +44,6 @@ def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, obj
     )
     wanted += sum(eagle3_method.step_operations(config, B * count, B * count * count) for count in chains)
     assert counter.get_total_flops() == wanted
-
-
-@pytest.mark.parametrize("window", [None, 6])
-def test_the_whole_is_its_parts(window: int | None) -> None:
-    """Pairs counted one by one in documents that do not see each other."""
-    config, settings = CONFIGS["llama"], Settings(layers=(0, 1, 2), steps=4, sliding_window=window, vocabulary=40)
-    pairs = [0] * settings.steps
-    for length in (9, 20, 9):
-        for step in range(settings.steps):
-            for query in range(length):
-                text = [key for key in range(query + 1) if window is None or query + step - key < window]
-                pairs[step] += len(text) + step
-    of_layer, of_head = eagle3_method.operations(config, settings, 50, [9, 20, 9], 30, with_llm_loss=True)
-    projection = eagle3_method.projection_operations(config, settings, 50)
-    assert of_layer == projection + sum(eagle3_method.step_operations(config, 50, each) for each in pairs)
-    assert of_head == eagle3_method.head_operations(config, settings, 30, 4 * 30)
 
 
 WIDE = {"vocab_size": 512, "hidden_size": 128, "num_attention_heads": 8, "num_key_value_heads": 2, "intermediate_size": 512}
@@ -100,15 +83,3 @@ def test_memory_is_within_a_tenth(name: str, dtype: torch.dtype) -> None:
     estimate = eagle3_method.memory(config, settings, tokens, dtype, torch.device("cpu"))
     peak = measured(config, settings, tokens, dtype)
     assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
-
-
-def test_memory_without_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All scores of a block of queries, as on a GPU that has neither flash-attn nor compiled flex_attention."""
-    monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
-    config = Qwen2Config(**WIDE | {"vocab_size": 128}, num_hidden_layers=3, tie_word_embeddings=False)
-    settings, cpu, dtype = Settings(layers=LAYERS, steps=2, sliding_window=900), torch.device("cpu"), torch.float32
-    estimate = eagle3_method.memory(config, settings, 2048, dtype, cpu)
-    peak = measured(config, settings, 2048, dtype)
-    assert peak * 0.9 < estimate.kept + max(estimate.losses, estimate.backward) < peak * 1.1
-    monkeypatch.undo()
-    assert eagle3_method.memory(config, settings, 2048, dtype, cpu).backward < estimate.backward

@@ -3,6 +3,7 @@
 Shapes: B rows, S tokens, H hidden width.
 """
 
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -145,14 +146,14 @@ def block_recipe() -> Any:
     return recipe
 
 
-@pytest.mark.parametrize(
-    ("method", "model_type", "gate"),
-    [("eagle3", "llama", "midlayer.mlp.gate_proj.weight"), ("dflash", "qwen3", "layers.1.mlp.gate_proj.weight")],
-)
-def test_what_is_trained_decodes_the_targets_own_text(
-    path: str, method: str, model_type: str, gate: str, tmp_path: Path
-) -> None:
-    """Chains and trees, prompts on both sides of a target's window, against transformers' generate."""
+METHODS = {"eagle3": ("llama", "midlayer.mlp.gate_proj.weight"), "dflash": ("qwen3", "layers.1.mlp.gate_proj.weight")}
+OF_PATH = dict(zip(sorted(EAGLE3_TARGETS), cycle(METHODS), strict=False))
+
+
+def test_what_is_trained_decodes_the_targets_own_text(path: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """By one method or the other: chains and trees, prompts on both sides of a window, against transformers' generate."""
+    method = OF_PATH[request.node.callspec.params["path"]]
+    model_type, gate = METHODS[method]
     recipe = block_recipe() if method == "dflash" else recipe_of(layers=list(LAYERS), vocabulary=None)
     target = own(path)
     recipe.model.family = target.config.model_type

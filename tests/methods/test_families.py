@@ -1,4 +1,6 @@
-"""From training to decoding in one go, for every family: a step is trained, and what it drafts changes no token."""
+"""From training to decoding in one go: a step is trained, and what it drafts changes no token."""
+
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +14,11 @@ from longspec.methods.glide.attach import attach
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
-from tests.targets import VOCABULARY
+from tests.targets import VOCABULARY, save_target
 
 WINDOW, NEW, CHAIN, NO_EOS = 12, 24, 4, -1
+# One of each family: tied heads, windows, stretched rotations, experts.
+TARGETS = ("llama3-tied", "mistral-sliding", "qwen2-yarn", "qwen3-tied-sliding-first", "qwen3-experts")
 
 
 def precision(path: str) -> torch.dtype:
@@ -37,11 +41,16 @@ def trained(path: str) -> Glide:
     return glide
 
 
+@pytest.fixture(params=TARGETS)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return save_target(request.param, tmp_path)
+
+
 @pytest.mark.slow
-def test_what_is_decoded_is_what_the_target_generates(any_target_path: str) -> None:
+def test_what_is_decoded_is_what_the_target_generates(path: str) -> None:
     """Against transformers' own generate on its own attention, with prompts on both sides of every window."""
-    glide = trained(any_target_path)
-    own = AutoModelForCausalLM.from_pretrained(any_target_path, dtype=glide.target.dtype, attn_implementation="eager")
+    glide = trained(path)
+    own = AutoModelForCausalLM.from_pretrained(path, dtype=glide.target.dtype, attn_implementation="eager")
     prompts = [torch.randint(0, VOCABULARY, (length,)).tolist() if length > 1 else [1] for length in (1, 5, 30)]
     wanted, accepted = [], []
     for prompt in prompts:

@@ -101,16 +101,6 @@ def test_the_published_forward_beyond_the_window(target_path: str, length: int, 
     compare(glide, output.loss, sum(expected) / (2 * (length - PROMPT)))
 
 
-def test_blocks_see_only_whole_blocks_before_their_own(target_path: str) -> None:
-    glide, length, block = make(target_path), 61, 7
-    glide.draft_settings.block = block
-    ids_BS = torch.randint(0, VOCABULARY, (1, length))
-    loss = glide(ids_BS, ids_BS, lag="blocks").loss
-    positions_S = torch.arange(length)
-    expected = reference_loss(glide, ids_BS[0], ids_BS[0], positions_S, blocked(length, block)) / (length - 1)
-    compare(glide, loss, expected)
-
-
 @pytest.mark.parametrize(("lag", "masked"), [(3, False), ("blocks", True)])
 def test_packed_documents_are_as_if_alone(target_path: str, lag: int | str, masked: bool) -> None:
     """Whether or not the caller has masked each document's first label, which is the last one's of the document before."""

@@ -5,7 +5,7 @@ Shapes: B rows, N query heads, K key/value heads, S chains, J own keys, D head w
 
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
+from itertools import cycle, pairwise, product
 
 import pytest
 import torch
@@ -119,9 +119,11 @@ def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch, request: pytest.
         monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
 
 
-@pytest.mark.parametrize(("window", "steps"), [(None, 6), (1, 6), (21, 0)])
-@pytest.mark.parametrize("documents", sorted(DOCUMENTS))
-@pytest.mark.parametrize("backend", [*TRAINS, FLEX])
+STEPS = cycle([(None, 6), (1, 6), (21, 0)])  # windows, and steps of a chain
+DENSE = [(*each, *steps) for each, steps in zip(product([*TRAINS, FLEX], DOCUMENTS), STEPS, strict=False)]
+
+
+@pytest.mark.parametrize(("backend", "documents", "window", "steps"), DENSE)
 def test_one_dense_softmax(backend: str, documents: str, window: int | None, steps: int) -> None:
     check(Case(documents, window, steps), backend)
 
@@ -183,8 +185,7 @@ def test_steps_may_share_a_visibility(backend: str) -> None:
             torch.testing.assert_close(left.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("backend", [SDPA, PLAIN])
-@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize(("backend", "window"), [(SDPA, None), (PLAIN, 300)])
 def test_nothing_grows_with_the_square(monkeypatch: pytest.MonkeyPatch, backend: str, window: int | None) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 256)
     length, heads, width = 1500, 2, 8

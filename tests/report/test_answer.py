@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from longspec import jsonl, methods
+from longspec import methods
 from longspec.config import compose
 from longspec.report.answer import judged, verdict
 from longspec.report.inputs import Stage
@@ -87,18 +87,6 @@ def test_equal_drafts_are_no_red_no(tmp_path: Path) -> None:
     assert {cells[-1] for cells in parser.rows("Variant", "against", "drafter")} == {"the same"}
     assert "+0.000" not in text
     assert '<span class="bad">no</span>' not in source
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_too_few_records_decide_nothing(tmp_path: Path) -> None:
-    arguments = write_runs(tmp_path)
-    for path in tmp_path.glob("[ab]/base/evaluation/*.jsonl"):
-        jsonl.write(path, [row | {"record": row["prompt"] % 5} for row in list(jsonl.read(path))])
-    (row,) = report(arguments)["answers"]
-    assert (row["acceptance"]["verdict"], row["acceptance"]["better"]) == ("too few records", None)
-    text = read_page(tmp_path)[2]
-    assert "Too few records to judge" in text
-    assert "−0.648 for b/base; an interval needs 8 records" in text
 
 
 def changed(run: str, variant: str, **draft: Any) -> Any:

@@ -115,16 +115,6 @@ def test_a_small_loss_and_one_within_its_interval_hold(tmp_path: Path) -> None:
     assert (tmp_path / "gates.json").exists()
 
 
-def test_too_few_records_judge_nothing(tmp_path: Path) -> None:
-    standings = write_variant_of(tmp_path / "base")
-    for name, kept in {"longspec": OURS, "vllm": OURS, "llama.cpp": TORN}.items():
-        more = {} if name == "longspec" else {"engine": name}
-        write_lines(tmp_path / f"base/serves/{name}.jsonl", kept[:5], **more)
-    numbers, _, text = page_of(tmp_path, standings)
-    assert {row["passed"] for row in numbers["gates"]["base"]} == {None}
-    assert "5 records are too few to judge by; 8 are needed" in text
-
-
 def test_an_engine_without_a_task_stands_in_a_group_of_its_own_beside_ours_on_the_same_tasks(tmp_path: Path) -> None:
     standings = write_variant_of(tmp_path / "base")
     section = SECTION | {"tasks": SECTION["tasks"] | {"cot": {"data": "puzzles", "context": [1, 9]}}}

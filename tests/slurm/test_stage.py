@@ -145,10 +145,6 @@ def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) 
     assert re.match(r"rank \d on n\d", which_rank)
     assert "33" in reason
     assert last in text, "Snakemake shows it"
-    again = submitted.finish(submitted.start(), code=1)
-    assert len(submitted.attempts()) == 2
-    assert reason in submitted.attempts()[1].read_text()
-    assert again.count("has been submitted with SLURM jobid") == 2
 
 
 def test_the_controller_is_killed_and_one_command_goes_on(

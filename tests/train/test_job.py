@@ -21,7 +21,7 @@ from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
-from tests.jobs import PLAIN, Job, MakeJob, deepspeed, finish, kill_rank, start, torchrun
+from tests.jobs import Job, MakeJob, finish, kill_rank, torchrun
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]
@@ -188,20 +188,3 @@ def test_the_target_is_not_in_a_checkpoint(whole: Job) -> None:
     assert {key.split("|")[1] for key in keys} == {f"draft_model.{name}" for name in weights(whole)}
     state = 3 * 4 * sum(tensor.numel() for tensor in weights(whole).values())
     assert state < sum(path.stat().st_size for path in slot.rglob("*")) < state + 60_000
-
-
-def test_published_experiment_by_hand_under_each_launcher(tmp_path: Path, root: Path, target: Path, corpus: Corpus) -> None:
-    """Plain python, and the deepspeed launcher, which adds --local_rank."""
-    command = ["-cp", str(root / "config/exp"), "-cn", "qwq_glide_8gpu_slim6b_sinkpi-slicing"]
-    command += [f"files.target={target}", f"files.data={corpus.packed}", "files.init_weights=null"]
-    command += ["recipe.global_batch=4", "recipe.steps=3", "recipe.data.sequence_length=48", "runtime.micro_batch=2"]
-    command += ["recipe.data.overlong=split", "runtime.extract_at_end=false"]
-    losses = {}
-    for name, begin in (("plain", [*PLAIN, "-m", "longspec.train"]), ("deepspeed", [*deepspeed(2), "longspec.train"])):
-        out = tmp_path / name
-        text, code = finish(start([*begin, *command, f"files.out={out}"], out, cold=name == "deepspeed"))
-        assert code == 0, text
-        losses[name] = [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-        assert (out / "recipe.yaml").exists()
-    assert len(losses["plain"]) == 3
-    assert losses["deepspeed"] == pytest.approx(losses["plain"], rel=2e-4)

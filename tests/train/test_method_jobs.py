@@ -71,7 +71,7 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[
 
 @pytest.mark.parametrize(
     ("optimizer", "sharding", "apart"),
-    [("adamw", "zero0", 1e-5), ("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
+    [("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
 )
 def test_a_block_draft_learns_the_same_on_any_number_of_ranks(
     make: Callable[..., Job], optimizer: str, sharding: str, apart: float

@@ -60,7 +60,6 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytes
 
 
 def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     for stage in ("base", "long", "longcot"):
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))

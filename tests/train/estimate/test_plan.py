@@ -121,23 +121,6 @@ def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys:
     assert message in capsys.readouterr().err
 
 
-def test_a_stage_of_eagle3_is_planned_without_its_vocabularys_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = [
-        "run=demo-eagle3",
-        "recipe.method.vocabulary=100",
-        "recipe.global_batch=4",
-        f"recipe.data.sequence_length={LENGTH}",
-    ]
-    write_text(folder / "recipe.yaml", to_yaml(compose("train", asked).recipe))
-    assert plan.main(command(folder, "--rows", "40")) == 0
-    told = capsys.readouterr().out
-    hidden, heads, key_values, ffn = 64, 64, 32, 96
-    attention = 2 * hidden * (heads + 2 * key_values) + heads * hidden
-    parameters = 3 * hidden**2 + attention + 3 * hidden * ffn + 4 * hidden + 100 * hidden
-    assert f"draft {parameters:,} parameters" in told
-    assert f"time: {operations_of_a_step(folder):.3g} operations a step" in told
-
-
 def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
     """Its own rows are seen as often as without; their number and the operations are counted by hand."""
     recipe, runtime = frozen(folder)

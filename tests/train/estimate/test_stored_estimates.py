@@ -43,30 +43,3 @@ def test_embedding_and_head_alone_are_held_and_two_micro_batches_are_read() -> N
         assert on_cpu["stored states, read ahead, always"] == 2 * token * 2 * LENGTH
 
 
-def test_no_operation_of_the_target() -> None:
-    for base in (GLIDE, EAGLE3):
-        found = []
-        for more in ([], ["recipe.states.source=offline"]):
-            config = compose("train", [*base, *more])
-            method, settings = method_of(config.recipe)
-            measured = measures_target(config.recipe, config.runtime)
-            shape = (CONFIG, method, settings, LENGTH, [LENGTH], LENGTH - 1, config.recipe.states)
-            found.append(flops.operations(*shape, with_llm_loss=measured))
-        online, offline = found
-        assert online.target > 0 == offline.target
-        assert (offline.draft, offline.head) == (online.draft, online.head)
-
-
-def test_the_targets_own_loss_where_its_states_hold_it() -> None:
-    """Hard labels' stored states hold no final hidden state."""
-
-    def measured(*more: str) -> bool:
-        config = compose("train", [*GLIDE, *more])
-        return measures_target(config.recipe, config.runtime)
-
-    hard = "recipe.draft.loss=hard"
-    assert measured()
-    assert measured(hard)
-    assert measured("recipe.states.source=offline")
-    assert not measured("recipe.states.source=offline", hard)
-    assert not measured("runtime.log_target_loss=false")

@@ -1,4 +1,4 @@
-"""Signals end a training job well in every moment of it, and nothing of a job outlives its launcher."""
+"""Signals end a training job well in every moment of it; tests/cluster/test_launch.py has a launcher that is killed."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from contextlib import suppress
 import pytest
 
 from longspec.train.preemption import SAME_REQUEST
-from tests.jobs import MakeJob, children_of, deepspeed, family, finish, ranks_of, torchrun
+from tests.jobs import MakeJob, children_of, deepspeed, finish, ranks_of, torchrun
 from tests.slurm.cluster import is_running
 
 pytestmark = pytest.mark.slow
@@ -64,15 +64,3 @@ def test_a_second_signal_ends_a_rank_inside_a_collective(make_job: MakeJob) -> N
     _, code = finish(process)
     assert code != 0
     assert job.status()["state"] == "running"
-
-
-def test_nothing_outlives_the_launcher(make_job: MakeJob) -> None:
-    job = make_job("job", LONG, torchrun(2))
-    process = job.start()
-    job.wait_for(5, process)
-    pids = list(family(process.pid))
-    process.kill()
-    left = all_gone(pids, 60)
-    tell(pids, signal.SIGKILL)
-    assert left
-    finish(process)
