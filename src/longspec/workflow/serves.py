@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longspec import methods
+from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.tasks import HeldOut, Task
 from longspec.workflow import paths
@@ -55,6 +56,10 @@ class ServesPlan:
     def settings(self, run: str, variant: str, engine: str) -> str:
         """Return the evaluation section of one measurement as canonical JSON."""
         return json.dumps(self.standings(run, variant)[engine].section, sort_keys=True)
+
+    def drafter_options(self, engine: str, draft: list[str]) -> list[Any]:
+        """Return the evaluation's options of the published draft; an engine's refusal is shown on the page."""
+        return [*self.plan.drafter_options(FINAL, draft), *(["--keep-fault"] if engine != OURS else [])]
 
     def page_settings(self, run: str) -> str:
         """Return how every engine stands, by variant, as JSON in the order of the page."""
