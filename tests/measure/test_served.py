@@ -157,11 +157,11 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
             begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
             assert begun_with["engine"] == VERSIONS  # another version measures all anew
     (tmp_path / "refuses").write_text("loads no such\ndraft")
-    with pytest.raises(RefusedError, match=r"^loads no such draft$"):
+    with pytest.raises(RefusedError, match=r"^evaluation\.engine: vllm: loads no such draft$"):
         evaluate(call)
     keeping = verb.read_arguments([*call, "--keep-fault"])
     verb.evaluate_or_keep_fault(keeping)
-    assert fault_in(keeping.out) == {"fault": "loads no such draft", "failed": False}
+    assert fault_in(keeping.out) == {"fault": "evaluation.engine: vllm: loads no such draft", "failed": False}
     (tmp_path / "refuses").unlink()
     lines = told(evaluate(call))
     assert fault_in(keeping.out) is None
@@ -185,7 +185,12 @@ ABORT = '/src/llama-graph.cpp:1410: GGML_ASSERT(t != nullptr && "layer input ten
 @pytest.mark.parametrize(
     ("told", "code", "printed", "expected"),
     [
-        ("does not load a.gguf", 1, ERRORS, "does not load a.gguf: load: data is not within the file bounds"),
+        (
+            "does not load a.gguf",
+            1,
+            ERRORS,
+            "evaluation.engine: llama.cpp: does not load a.gguf: load: data is not within the file bounds",
+        ),
         ("does not load a.gguf", 1, ERRORS + "0.00.1 E failed to allocate buffer of size 9", None),
         (None, -signal.SIGABRT, ABORT, r"evaluation.engine: llama.cpp: aborts: llama-graph.cpp:1410: GGML_ASSERT(t"),
         (None, -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", None),

@@ -118,8 +118,9 @@ def refusal(engine: Engine, told: str | None, code: int, printed: str) -> str | 
     aborts = _said(engine.abort, printed) if code == -signal.SIGABRT else None
     if LACKS.search(f"{told}\n{printed}") or not (told or aborts):
         return None
-    own = [told, _said(engine.error, printed)] if told else [f"evaluation.engine: {engine.name}: aborts", aborts]
-    return brief(": ".join(filter(None, own)))
+    parts = [told, _said(engine.error, printed)] if told else ["aborts", aborts]
+    key = [] if str(told).startswith("evaluation.") else [f"evaluation.engine: {engine.name}"]
+    return brief(": ".join(filter(None, key + parts)))
 
 
 @dataclass(frozen=True)

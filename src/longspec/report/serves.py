@@ -26,7 +26,7 @@ from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
 from longspec.shown import named_path
 
 Row = dict[str, Any]
-TITLES = {OURS: OURS} | {name: engine.title for name, engine in ENGINES.items()}
+TITLES = {OURS: f"{OURS}, our loop"} | {name: engine.title for name, engine in ENGINES.items()}
 TRAINING = "training"
 # The page's variables: ours has the same colour whatever stands beside it.
 COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(

@@ -93,7 +93,7 @@ class ServesPlan:
             except ValueError as error:
                 left_out[name] = str(error)
         if len(left_out) == len(evaluation.tasks):
-            return Standing(None, next(iter(left_out.values())))
+            return Standing(None, f"cannot represent this draft: {next(iter(left_out.values()))}")
         is_chosen = evaluation.section.get("engine") == engine.name
         given = evaluation.section.get("serve_python") if is_chosen else None
         if not os.access(given or engine.python, os.X_OK):
