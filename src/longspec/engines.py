@@ -67,6 +67,15 @@ ENGINES = {
             error=r"^[\d.]+ E (.+)$",
             abort=r"^\S+/(\S+:\d+: .+)$",
         ),
-        Engine(OPENVINO, "OpenVINO", "openvino", lookup="prompt_lookup", target_layout=None, trees=False, samples=False),
+        Engine(
+            OPENVINO,
+            "OpenVINO",
+            "openvino",
+            lookup="prompt_lookup",
+            target_layout=None,
+            trees=False,
+            samples=False,
+            error=r"^(?:error|[\w.]*Error): (?!evaluation\.)(.+)$",  # of the process that converts
+        ),
     )
 }

@@ -120,7 +120,7 @@ def refusal(engine: Engine, told: str | None, code: int, printed: str) -> str | 
         return None
     parts = [told, _said(engine.error, printed)] if told else ["aborts", aborts]
     key = [] if str(told).startswith("evaluation.") else [f"evaluation.engine: {engine.name}"]
-    return brief(": ".join(filter(None, key + parts)))
+    return ": ".join(brief(part) for part in key + parts if part)
 
 
 @dataclass(frozen=True)

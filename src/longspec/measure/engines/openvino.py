@@ -85,8 +85,10 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
     if not own_target:
         more = [] if draft is None or own_draft else ["--draft", str(draft)]
         done = subprocess.run([sys.executable, "-m", CONVERTER, str(target), str(out), *more], check=False)
+        if done.returncode < 0:
+            sys.exit(f"error: the process that converts {target} was killed by signal {-done.returncode}")
         if done.returncode:
-            raise ValueError(f"evaluation.engine: openvino: {target} was not converted, for the reason above")
+            raise ValueError(f"evaluation.engine: openvino: {target} was not converted")
     return (target if own_target else out / "target"), (draft if draft is None or own_draft else out / "draft")
 
 
