@@ -58,8 +58,7 @@ def load(job: Job) -> Engine:
     try:
         return Engine(xllamacpp.Server(settings), job.tokens if job.method else 0, job.draft)
     except RuntimeError as error:
-        files = " and ".join(filter(None, (job.model, job.draft)))
-        raise ValueError(f"evaluation.engine: llama.cpp: does not load {files} ({error})") from None
+        raise ValueError(f"evaluation.engine: llama.cpp: does not load {job.files} ({error})") from None
 
 
 def _settings(job: Job, xllamacpp: Any) -> Any:

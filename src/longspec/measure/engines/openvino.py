@@ -43,8 +43,7 @@ def load(job: Job) -> Engine:
     try:
         return _started(job, target, draft)
     except RuntimeError as error:
-        files = " and ".join(filter(None, (job.model, job.draft)))
-        raise ValueError(f"evaluation.engine: openvino: does not load {files}: {_last_line(error)}") from None
+        raise ValueError(f"evaluation.engine: openvino: does not load {job.files}: {_last_line(error)}") from None
     except AttributeError as error:
         raise ValueError(f"evaluation.engine: openvino: openvino-genai is of another version: {error}; {INSTALL}") from None
 

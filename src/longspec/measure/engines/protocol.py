@@ -51,6 +51,11 @@ class Job:
     requests: list[Request]
     scratch: str = ""
 
+    @property
+    def files(self) -> str:
+        """Return the names of what is loaded, for errors."""
+        return " and ".join(filter(None, (self.model, self.draft)))
+
     def write(self, path: Path) -> None:
         """Write the job as JSON, for read_job."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -124,4 +129,4 @@ def _loaded(load: Callable[[Job], Any], job: Job) -> Any:
         raise
     except Exception as error:
         traceback.print_exc()
-        raise ValueError(f"does not load {job.model}: {type(error).__name__}: {error}") from None
+        raise ValueError(f"does not load {job.files}: {type(error).__name__}: {error}") from None
