@@ -39,7 +39,8 @@ def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(setti
     why = "cannot represent this draft: recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of layers"
     assert standings["openvino"].section is None
     assert standings["openvino"].why.startswith(why)
-    assert serves.pages() == ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+    pages = ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+    assert serves.pages() == pages + serves.evaluations("demo-eagle3")
 
 
 def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:

@@ -41,8 +41,12 @@ class ServesPlan:
         self.plan = plan
 
     def pages(self) -> list[str]:
-        """Return the page of each chosen run, and the file that says that its gate holds."""
-        return [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+        """Return the page of each chosen run, the file that says that its gate holds, and the measurements.
+
+        A measurement that a user removes is then made again, and with it the page.
+        """
+        pages = [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+        return pages + [path for run in self.plan.runs for path in self.evaluations(run)]
 
     def evaluations(self, run: str) -> list[str]:
         """Return the measurements that a run's page shows."""
