@@ -6,7 +6,10 @@ are the same; the bars leave room for processors on which a near-tie does.
 """
 
 import argparse
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,7 +57,8 @@ def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "results/demo-eagle3", run, ignore=shutil.ignore_patterns("checkpoints", "serves*"))
     copy.edit("config/run/demo-eagle3.yaml", r"^evaluation:\n(  .*\n)+", EVALUATION)
-    copy.output("serves", "--config", "runs=[demo-eagle3]", "--cores=1")
+    words = [sys.executable, "-m", "snakemake", "serves", "--config", "runs=[demo-eagle3]", "--cores=1"]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "src")}, check=True)
     others = [ENGINES[name] for name in (VLLM, LLAMA_CPP) if (ROOT / ENGINES[name].python).exists()]
     verdicts = {(row["gate"], row["passed"]) for row in read_json(run / "serves_gates.json")}
     assert verdicts == {(engine.title, True) for engine in others}
