@@ -99,7 +99,9 @@ def main() -> None:
     description = machine.describe(("torch", "transformers"))
     found = {cell: measure(cell, settings) for cell in CELLS}
     ours, own_lines = found["longspec"]
-    between = {cell: apart(lines, own_lines, ours["acceptance_length"]) for cell, (_, lines) in found.items() if lines is not own_lines}
+    between = {
+        cell: apart(lines, own_lines, ours["acceptance_length"]) for cell, (_, lines) in found.items() if lines is not own_lines
+    }
     raw = json.loads(Path(f"data/raw/{DATA}/manifest.json").read_text(encoding="utf-8"))
     settings |= {"threads": THREADS, "run": RUN, "trained_questions": raw["records"]["train"]}
     cells = {cell: row for cell, (row, _) in found.items()}

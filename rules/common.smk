@@ -12,7 +12,7 @@ from snakemake.logging import logger
 from snakemake.utils import update_config
 
 from longspec.config import COLLATIONS, OVERLONG
-from longspec.config.names import FINAL, WITH_LOOKUP
+from longspec.config.names import WITH_LOOKUP
 from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan

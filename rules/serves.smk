@@ -34,7 +34,7 @@ use rule evaluate as evaluate_served with:
     params:
         settings=from_plan(SERVES.settings),
         raw=from_plan(ANSWERS.evaluation_options),
-        drafter=from_plan_and_input(partial(PLAN.drafter_options, FINAL)),
+        drafter=from_plan_and_input(SERVES.drafter_options),
 
 
 rule serves_page:

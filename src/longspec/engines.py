@@ -15,7 +15,8 @@ class Engine:
     """An engine of another environment.
 
     name: of evaluation.engine; title: its own name; module: of measure/engines; lookup: its name of prompt lookup;
-    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself.
+    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself; error, abort: patterns
+    of the line that it prints where it does not load a file, and where it aborts its process; the group says why.
     """
 
     name: str
@@ -25,6 +26,8 @@ class Engine:
     target_layout: str | None
     trees: bool
     samples: bool
+    error: str | None = None
+    abort: str | None = None
 
     @property
     def python(self) -> str:
@@ -53,7 +56,26 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine(VLLM, "vLLM", "vllm", lookup="ngram", target_layout=None, trees=False, samples=True),
-        Engine(LLAMA_CPP, "llama.cpp", "llama_cpp", lookup="ngram-simple", target_layout="gguf", trees=False, samples=False),
-        Engine(OPENVINO, "OpenVINO", "openvino", lookup="prompt_lookup", target_layout=None, trees=False, samples=False),
+        Engine(
+            LLAMA_CPP,
+            "llama.cpp",
+            "llama_cpp",
+            lookup="ngram-simple",
+            target_layout="gguf",
+            trees=False,
+            samples=False,
+            error=r"^[\d.]+ E (.+)$",
+            abort=r"^\S+/(\S+:\d+: .+)$",
+        ),
+        Engine(
+            OPENVINO,
+            "OpenVINO",
+            "openvino",
+            lookup="prompt_lookup",
+            target_layout=None,
+            trees=False,
+            samples=False,
+            error=r"^(?:error|[\w.]*Error): (?!evaluation\.)(.+)$",  # of the process that converts
+        ),
     )
 }

@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from longspec.measure.engines.protocol import Answer, read_job
+from longspec.measure.engines.protocol import REFUSED, Answer, read_job
 
 VERSIONS = {"vllm": "0.32.0", "torch": "2.13.0+cpu", "transformers": "5.19.0"}
 
@@ -26,6 +26,9 @@ def main() -> None:
         print(json.dumps(VERSIONS))
         return
     job = read_job(Path(sys.argv[3]))
+    if (folder / "refuses").exists():
+        print(json.dumps({REFUSED: (folder / "refuses").read_text()}), flush=True)
+        sys.exit(1)
     with (folder / "scratch").open("a") as scratch:
         scratch.write(f"{job.scratch} {len(list(Path(job.scratch).glob('made')))}\n")
     (Path(job.scratch) / "made").touch()

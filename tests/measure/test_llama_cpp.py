@@ -11,8 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from longspec.atomic_files import read_json
 from longspec.draft.layouts import write_layout
+from longspec.measure.served import RefusedError
 from longspec.models import gguf_writer
+from longspec.target.layouts import write_target
 from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe, shares
 
 MISSING = [name for name in (".venv-serve/llama.cpp/.stamp", NEEDED) if not (ROOT / name).is_file()]
@@ -100,14 +103,22 @@ def test_a_file_that_is_not_as_trained_is_seen(
 
 
 def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured, tmp_path: Path) -> None:
-    """llama.cpp itself says more before; what was measured so far stays in the journal."""
+    """With llama.cpp's own reason; what was measured so far stays in the journal. It refuses a target as draft by a line of its
+    log alone, and decodes without one.
+    """
     write_layout(DRAFT, "gguf", tmp_path / "whole.gguf", "f32", WINDOW)
     content = (tmp_path / "whole.gguf").read_bytes()
     (tmp_path / "torn.gguf").write_bytes(content[: len(content) // 2])
     (tmp_path / "foreign.gguf").write_bytes(b"no GGUF at all")
+    write_target(Path(read_json(measured.target)["path"]), "gguf", tmp_path / "target.gguf", "f32")
     measured.out = tmp_path / "theirs.jsonl"
-    for name in ("torn", "foreign"):
-        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.llama_cpp ended with exit code") as told:
+    reasons = {
+        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf .*data is not within the file bounds, model is corrupted",
+        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf .*invalid magic characters: 'no G', expected 'GGUF'",
+        "target": r"decodes without \S+target\.gguf: .*draft model is not eagle3",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(RefusedError, match=rf"^evaluation\.engine: llama\.cpp: {reason}") as told:
             measured.lines(*ENGINE, "--served-draft", str(tmp_path / f"{name}.gguf"))
         assert "\n" not in str(told.value)
         assert not measured.out.exists()

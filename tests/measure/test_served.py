@@ -14,13 +14,14 @@ import pytest
 import torch
 
 from longspec.decode.texts import Stops, Texts
-from longspec.engines import ENGINES, VLLM
+from longspec.engines import ENGINES, LLAMA_CPP, VLLM
+from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
-from longspec.measure.lines import Comparison, judge
-from longspec.measure.served import ServedMeasurer, accepted_of, check_counters, gap_of
+from longspec.measure.lines import Comparison, fault_in, judge
+from longspec.measure.served import RefusedError, ServedMeasurer, accepted_of, check_counters, gap_of, refusal
 from longspec.measure.tasks import Prompt, Setting, check_interpreter
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
@@ -141,17 +142,28 @@ def test_a_near_tie_is_two_logits_that_rounding_may_swap(
 
 
 def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python: Path, tmp_path: Path) -> None:
-    """vLLM ends after 5 of the 16 plain texts (2 tasks x 4 prompts x 2 temperatures), then after 3 of 16 with chains of 2."""
+    """vLLM ends after 5 of the 16 plain texts (2 tasks x 4 prompts x 2 temperatures), then after 3 of 16 with chains of 2; then
+    it refuses, which is the whole result where it is asked for.
+    """
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     for ends_after, done in ((5, 5), (14, 11 + 5 + 3)):
         (tmp_path / "ends_after").write_text(str(ends_after))
         with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.vllm ended with exit code 7; its own message"):
-            evaluate(call)
+            verb.evaluate_or_keep_fault(verb.read_arguments([*call, "--keep-fault"]))
+        assert not (tmp_path / "v.jsonl").exists()
         if done == 5:
             assert len(asked(tmp_path)) == 5
             begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
             assert begun_with["engine"] == VERSIONS  # another version measures all anew
+    (tmp_path / "refuses").write_text("loads no such\ndraft")
+    with pytest.raises(RefusedError, match=r"^evaluation\.engine: vllm: loads no such draft$"):
+        evaluate(call)
+    keeping = verb.read_arguments([*call, "--keep-fault"])
+    verb.evaluate_or_keep_fault(keeping)
+    assert fault_in(keeping.out) == {"fault": "evaluation.engine: vllm: loads no such draft", "failed": False}
+    (tmp_path / "refuses").unlink()
     lines = told(evaluate(call))
+    assert fault_in(keeping.out) is None
     requests = asked(tmp_path)
     assert len(requests) == len(set(requests)) == 16 + 32
     assert {(method, tokens) for method, tokens, *_ in requests} == {(None, 0), ("ngram", 2), ("ngram", 3)}
@@ -163,6 +175,33 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     assert {line["acceptance_length"] for line in lines} == {2.0}
     assert {line["tokens_compared"] for line in lines if line["temperature"] == 0} == {6, 9}
     assert {line["tokens_compared"] for line in lines if line["temperature"] > 0} == {0}
+
+
+ERRORS = "0.00.071 E load: data is not within the file bounds\n0.00.089 E failed to load model\n"
+ABORT = '/src/llama-graph.cpp:1410: GGML_ASSERT(t != nullptr && "layer input tensor is null") failed\n[New LWP 29830]\n'
+
+
+@pytest.mark.parametrize(
+    ("told", "code", "printed", "expected"),
+    [
+        (
+            "does not load a.gguf",
+            1,
+            ERRORS,
+            "evaluation.engine: llama.cpp: does not load a.gguf: load: data is not within the file bounds",
+        ),
+        ("does not load a.gguf", 1, ERRORS + "0.00.1 E failed to allocate buffer of size 9", None),
+        (None, -signal.SIGABRT, ABORT, r"evaluation.engine: llama.cpp: aborts: llama-graph.cpp:1410: GGML_ASSERT(t"),
+        (None, -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", None),
+        (None, -signal.SIGKILL, ERRORS, None),
+        (None, 1, "OSError: [Errno 28] No space left on device", None),
+    ],
+)
+def test_a_refusal_is_what_an_engine_says_itself_and_no_lack(
+    told: str | None, code: int, printed: str, expected: str | None
+) -> None:
+    why = refusal(ENGINES[LLAMA_CPP], told, code, printed)
+    assert why == expected or (expected is not None and str(why).startswith(expected))
 
 
 def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, python: Path, tmp_path: Path) -> None:

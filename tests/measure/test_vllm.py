@@ -6,7 +6,10 @@ are the same; the bars leave room for processors on which a near-tie does.
 """
 
 import argparse
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.cli import serve as serve_verb
 from longspec.config import yaml_files
+from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.measure import evaluate as verb
 from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe
+from tests.workflow.planning import copy_to
 
 # `make test-serve` makes both, and says why where it cannot.
 NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
@@ -27,6 +32,12 @@ pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MIS
 PYTHON = ROOT / ".venv-serve/vllm/bin/python"
 # A small window and a small RoPE base, of target and draft: in prompts of 64 tokens another one is then seen.
 WINDOW, BASE = 8, 100.0
+EVALUATION = """evaluation:
+  prompts: 40
+  new_tokens: 64
+  shapes: [3]
+  tasks: {of-64: {data: stdlib, context: [64, 64]}}
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,11 +49,20 @@ def _in_the_repository() -> Any:
 
 
 def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
-    """Evaluated by both engines: 40 held-out prompts of 64 tokens, 65 tokens after each, float32, greedy, chains of 3."""
-    measured = Measured(ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), 40, tmp_path / "ours.jsonl")
-    ours = measured.lines()
-    measured.out = tmp_path / "vllm.jsonl"
-    theirs = measured.lines("--engine", "vllm", "--serve-python", str(PYTHON))
+    """By `snakemake serves`, of a copy of the demo's run: 40 held-out prompts of 64 tokens, 65 tokens after each, float32,
+    greedy, chains of 3. llama.cpp is measured beside vLLM where it is installed.
+    """
+    copy, run = copy_to(tmp_path, ROOT), tmp_path / "results/demo-eagle3"
+    for name in ("data", "models", ".venv-serve"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "results/demo-eagle3", run, ignore=shutil.ignore_patterns("checkpoints", "serves*"))
+    copy.edit("config/run/demo-eagle3.yaml", r"^evaluation:\n(  .*\n)+", EVALUATION)
+    words = [sys.executable, "-m", "snakemake", "serves", "--config", "runs=[demo-eagle3]", "--cores=1"]
+    subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "src")}, check=True)
+    others = [ENGINES[name] for name in (VLLM, LLAMA_CPP) if (ROOT / ENGINES[name].python).exists()]
+    verdicts = {(row["gate"], row["passed"]) for row in read_json(run / "serves_gates.json")}
+    assert verdicts == {(engine.title, True) for engine in others}
+    ours, theirs = (list(jsonl.read(run / f"ttt/serves/{name}.jsonl")) for name in (OURS, VLLM))
     assert {line["engine"] for line in theirs} == {"vllm"}
     assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
     assert sum(line["tokens_compared"] for line in theirs) >= 40 * 60
@@ -84,12 +104,16 @@ def edit(path: Path, change: Callable[[Line], None]) -> None:
 
 
 def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(small: Measured) -> None:
-    """Evaluated by both engines, as above."""
+    """Evaluated by both engines; a draft whose window is one token off is seen."""
     ours = small.lines()
-    small.out = small.out.with_name("vllm.jsonl")
-    theirs = small.lines("--engine", "vllm", "--serve-python", str(PYTHON))
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    assert is_as_ours([line["accepted"] for line in theirs], ours)
+    shifted = small.draft.with_name("shifted")
+    shutil.copytree(small.draft, shifted)
+    edit(shifted / "config.json", lambda config: config.update(sliding_window=WINDOW + 1))
+    for folder in (small.draft, shifted):
+        small.out = small.out.with_name(f"{folder.name}.jsonl")
+        theirs = small.lines("--engine", "vllm", "--serve-python", str(PYTHON), "--served-draft", str(folder))
+        assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+        assert is_as_ours([line["accepted"] for line in theirs], ours) == (folder == small.draft)
 
 
 def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

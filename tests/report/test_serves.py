@@ -147,6 +147,27 @@ def test_engines_that_were_not_measured_stand_there_with_the_reason_and_the_page
     assert "Training made no estimate: set runtime.held_out_every in the stage." in text
 
 
+@pytest.mark.parametrize(("failed", "passed"), [(False, None), (True, False)])
+def test_an_engines_own_fault_stands_in_its_row_and_leaves_the_others_figures(
+    tmp_path: Path, capsys: Any, failed: bool, passed: bool | None
+) -> None:
+    """A refusal is not judged; text that is wrong fails."""
+    standings = write_variant_of(tmp_path / "base")
+    jsonl.write(tmp_path / "base/serves/llama.cpp.jsonl", [{"fault": "aborts: a <b> is null", "failed": failed}])
+    numbers, parser, text = page_of(tmp_path, standings)
+    assert [row["engine"] for row in numbers["variants"]["base"]["groups"][0]["rows"]] == ["longspec", "vllm"]
+    assert [row["passed"] for row in numbers["gates"]["base"]] == [True, True, True, passed]
+    assert text.count("aborts: a <b> is null") == 3
+    assert (parser.faults, parser.open) == ([], [])
+    if failed:
+        with pytest.raises(shown.ManyLinesError, match=r"1 of 4 comparisons of the gates failed"):
+            gates.check(tmp_path / "serves.json", tmp_path / "gates.json")
+    else:
+        gates.check(tmp_path / "serves.json", tmp_path / "gates.json")
+    what = "failed" if failed else "not judged"
+    assert f"base: llama.cpp: measurement: {what}, aborts: a <b> is null" in capsys.readouterr().out
+
+
 def test_measurements_of_other_prompts_are_refused(tmp_path: Path) -> None:
     """And those of another engine than the file says, by lines.read."""
     standings = write_variant_of(tmp_path / "base")

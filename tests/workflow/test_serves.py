@@ -36,10 +36,11 @@ def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(setti
     assert list(sections["llama.cpp"]["tasks"]) == ["short"]  # 448 + 24 + 5 tokens
     assert "cot" in standings["llama.cpp"].left_out
     assert "here 1053 tokens" in standings["llama.cpp"].left_out["cot"]
-    why = "recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of layers, and layer 0's input is none"
+    why = "cannot represent this draft: recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of layers"
     assert standings["openvino"].section is None
     assert standings["openvino"].why.startswith(why)
-    assert serves.pages() == ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+    pages = ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+    assert serves.pages() == pages + serves.evaluations("demo-eagle3")
 
 
 def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:
@@ -54,7 +55,9 @@ def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) 
     settings.edit(RUN, "sliding_window: 512", "sliding_window: 64")
     standings = ServesPlan(settings.plan(runs=["demo-eagle3"])).standings("demo-eagle3", "ttt")
     assert standings["llama.cpp"].section is None
-    assert standings["llama.cpp"].why.startswith("recipe.method.sliding_window: 64: drafts see all of a text in llama.cpp")
+    assert standings["llama.cpp"].why.startswith(
+        "cannot represent this draft: recipe.method.sliding_window: 64: drafts see all of a text in llama.cpp"
+    )
 
 
 def test_the_interpreter_that_the_evaluation_names_is_its_engines_alone(settings: Settings, tmp_path: Path) -> None:

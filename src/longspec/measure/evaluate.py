@@ -30,10 +30,10 @@ from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
 from longspec.journal import Identity, Journal, read_finished, unfinished, write_finished
 from longspec.measure import engine_files, served, tasks
-from longspec.measure.lines import Line, Work, key_of, key_text, summarize
+from longspec.measure.lines import FAULT, Line, Work, WrongTextError, key_of, key_text, summarize
 from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
-from longspec.measure.served import PLAIN, ServedMeasurer
+from longspec.measure.served import PLAIN, RefusedError, ServedMeasurer
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype
@@ -62,6 +62,8 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--served-target", type=Path, help=given.format("the target, such as the GGUF file it came from"))
     parser.add_argument("--served-draft", type=Path, help=given.format("the draft, as `longspec export` writes it"))
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, one a prompt, temperature and shape")
+    fault = "where another engine refuses, or its text is wrong: write why, as the only line, and end well"
+    parser.add_argument("--keep-fault", action="store_true", help=fault)
     options = parser.parse_args(arguments)
     if options.drafter not in BASELINES and options.draft is None:
         parser.error(f"--drafter {options.drafter} needs --draft, the draft's folder")
@@ -234,6 +236,17 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     log("\n".join(map(json.dumps, summarize(lines))), ranks)
 
 
+def evaluate_or_keep_fault(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
+    """Run the evaluation; with --keep-fault an engine's own fault, which another try would meet again, is its result."""
+    try:
+        evaluate(options, ranks)
+    except (RefusedError, WrongTextError) as fault:
+        if not options.keep_fault:
+            raise
+        log(shown.error(fault))
+        jsonl.write(options.out, [{FAULT: str(fault), "failed": isinstance(fault, WrongTextError)}])
+
+
 def main(arguments: list[str]) -> None:
     """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
     ranks = launched_ranks()
@@ -241,6 +254,6 @@ def main(arguments: list[str]) -> None:
         # Told to end, it ends the engine and removes what it wrote for it, as after an error.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown.ending_for_mistakes():
-        evaluate(read_arguments(arguments), ranks)
+        evaluate_or_keep_fault(read_arguments(arguments), ranks)
     if ranks.world_size > 1:
         end_at_once(0)

@@ -101,8 +101,8 @@ def _context(final: str, measured: Evaluation, settings: Settings, limit: float)
 def told(row: Row) -> str:
     """Return a gate's figures in one line."""
     name = f"{row['variant']}: {row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
-    if row["passed"] is None:
-        return f"{name}: not judged, {row['why']}"
+    if row["passed"] is None or row["before"] is None:
+        return f"{name}: {'not judged' if row['passed'] is None else 'failed'}, {row['why']}"
     before, after = row["before"]["mean"], row["after"]["mean"]
     figure = row.get("figure", "acceptance length")
     return f"{name}: {figure} {before:.3f} -> {after:.3f}, {row['lost']:.1%} lost of {row['limit']:.1%} allowed"

@@ -26,11 +26,16 @@ Array = npt.NDArray[Any]
 # From a place, the plain text's token there and the other one: how far plain decoding's logits of the two lie apart, and how
 # far those of a near-tie may.
 Gap = Callable[[int, int, int], tuple[float, float]]
+FAULT = "fault"  # field of the one line of a file without measurements: why the engine has none (evaluate --keep-fault)
 EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
 KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line
 COUNTS = ("prompt", "record", "context_tokens", "new_tokens", "rounds")
 SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
 SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")  # null: the engine does not tell
+
+
+class WrongTextError(ValueError):
+    """Raised for greedy text that is not that of plain decoding."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +65,7 @@ def judge(plain: list[int], speculative: list[int], gap: Gap) -> Comparison:
 def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[int], gap: Gap) -> Comparison:
     """Compare a greedy text with that without draft; nothing of a sampled one is compared.
 
-    Raises ValueError when the texts differ by more than a near-tie.
+    Raises WrongTextError when the texts differ by more than a near-tie.
     """
     if setting.temperature > 0:
         return Comparison(0, 0, 0)
@@ -71,7 +76,7 @@ def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[in
             why = "one text ends before the other"
         else:
             why = f"the target's logits of the two lie {verdict.margin:.3g} apart, a tie's {verdict.margin_allowed:.3g} at most"
-        raise ValueError(
+        raise WrongTextError(
             f"{prompt.task}, prompt {prompt.number}, {setting}: other tokens than plain decoding at token {place} "
             f"({plain[place - 1 : place]} became {fast[place - 1 : place]}; {why}): decoding is not lossless"
         )
@@ -110,6 +115,12 @@ class Evaluation:
     def of_task(self, task: str | None) -> Array:
         """Tell which prompts belong to a task, boolean [P]; all for None."""
         return np.ones(len(self["task"]), bool) if task is None else np.asarray(self["task"] == task)
+
+
+def fault_in(path: Path) -> Line | None:
+    """Return the one line of a file that says why an engine has no measurements; None for measurements."""
+    first = next(iter(jsonl.read(path)), {})
+    return first if FAULT in first else None
 
 
 def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]] | None = None) -> Evaluation:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from longspec.measure.estimates import FEWEST, acceptance, difference, estimate, sums_by_record
-from longspec.measure.lines import Array, Evaluation
+from longspec.measure.lines import FAULT, Array, Evaluation
 
 LESS = 0.02  # share of our acceptance that an engine may lose
 SHARE, LENGTH = "acceptance", "acceptance length"  # what a row of the gate compares
@@ -86,6 +86,12 @@ def _row(title: str, what: str, figure: str, before: Row | None, after: Row | No
         few = f"{records} {'record is' if records == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
         return row | {"passed": None, "why": few}
     return row | {"passed": bool(apart["high"] >= -LESS * before["mean"])}
+
+
+def unmeasured(title: str, fault: Row) -> Row:
+    """Return the row of an engine that has no measurements: not judged where it refuses, failed where its text is wrong."""
+    passed = False if fault["failed"] else None
+    return _row(title, "measurement", SHARE, None, None, None) | {"passed": passed, "why": fault[FAULT]}
 
 
 def same_texts(ours: Evaluation, served: Evaluation) -> int:

@@ -5,15 +5,19 @@ Its answers become the lines of measurer.py, by the engine's own counters.
 
 import json
 import os
+import re
 import select
+import signal
 import subprocess
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from typing import Any
+from threading import Thread
+from typing import IO, Any
 
 import torch
 
@@ -26,17 +30,28 @@ from longspec.engines import Engine
 from longspec.families import position_limit
 from longspec.journal import Journal
 from longspec.measure.engine_files import Loaded, ServedTarget
-from longspec.measure.engines.protocol import Answer, Job, Request
+from longspec.measure.engines.protocol import REFUSED, Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
+from longspec.shown import brief
 
 # Seconds from one answer to the next, the first of which waits for the engine to load.
 LONGEST_SILENCE = 3600.0
+LAST_WORDS = 5.0  # seconds in which those of an ended engine are read; a process that it started may hold its output open
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
 BEST = 8  # tokens whose logits are told at each place of the text without draft
 PLAIN = "plain"  # field of a journal's line that holds an answer without draft
+KEPT = 2000  # last lines that an engine printed, in which its reasons are looked for
+# Said by engines of what another try may find: no refusal of theirs.
+LACKS = re.compile(
+    r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded", re.I
+)
+
+
+class RefusedError(ValueError):
+    """Raised where an engine itself says that it does not load or answer what it is given: it would say so again."""
 
 
 @contextmanager
@@ -60,7 +75,7 @@ def versions(engine: Engine, python: str) -> dict[str, str]:
         done = subprocess.run(words, env=environment, text=True, capture_output=True, check=False)
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"{python}: exit code {done.returncode}"])[-1]
-        raise ValueError(f"evaluation.serve_python: {why}; {engine.install} makes an environment with {engine.title}")
+        raise RefusedError(f"evaluation.serve_python: {why}; {engine.install} makes an environment with {engine.title}")
     found: dict[str, str] = json.loads(done.stdout)
     return found
 
@@ -80,6 +95,32 @@ def _lines(file: int, what: str) -> Iterator[bytes]:
         *whole, torn = (torn + read).split(b"\n")
         number += len(whole)
         yield from whole
+
+
+def _copy(stream: IO[bytes], kept: deque[bytes]) -> None:
+    """Print what an engine prints, and keep its last lines."""
+    with stream:
+        for line in stream:
+            os.write(2, line)
+            kept.append(line)
+
+
+def _said(pattern: str | None, printed: str) -> str | None:
+    found = re.search(pattern, printed, re.MULTILINE) if pattern else None
+    return found[1] if found else None
+
+
+def refusal(engine: Engine, told: str | None, code: int, printed: str) -> str | None:
+    """Return in one line why an engine refuses; None where its process ended otherwise, or the machine lacked something.
+
+    told: what its module says of it; without, it may have aborted its process. printed: what it printed.
+    """
+    aborts = _said(engine.abort, printed) if code == -signal.SIGABRT else None
+    if LACKS.search(f"{told}\n{printed}") or not (told or aborts):
+        return None
+    parts = [told, _said(engine.error, printed)] if told else ["aborts", aborts]
+    key = [] if str(told).startswith("evaluation.") else [f"evaluation.engine: {engine.name}"]
+    return ": ".join(brief(part) for part in key + parts if part)
 
 
 @dataclass(frozen=True)
@@ -102,8 +143,8 @@ class ServedMeasurer:
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
         """Yield an answer to each request as soon as the engine has it; tokens: drafted ones of a round, None without draft.
 
-        Raises ValueError when the process ends before all are there, or says nothing for LONGEST_SILENCE; what it prints stands
-        on the standard error.
+        Raises RefusedError where the engine refuses, ValueError when the process ends otherwise before all are there, or says
+        nothing for LONGEST_SILENCE; what it prints stands on the standard error.
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
@@ -121,18 +162,35 @@ class ServedMeasurer:
             path = Path(place) / "job.json"
             job.write(path)
             # It dies with this process: a signal between its start and the block below would leave it behind.
-            words, done = [self.python, *_program(self.engine)], 0
-            process = subprocess.Popen([*words, str(path)], env=environment, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+            words, done, told = [self.python, *_program(self.engine)], 0, None
+            process = subprocess.Popen(
+                [*words, str(path)],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                preexec_fn=die_with_parent,
+            )
             assert process.stdout is not None
+            assert process.stderr is not None
+            kept = deque[bytes](maxlen=KEPT)
+            copier = Thread(target=_copy, args=(process.stderr, kept), daemon=True)
+            copier.start()
             try:
                 for line in _lines(process.stdout.fileno(), " ".join(words)):
-                    yield Answer(**json.loads(line))
-                    done += 1
+                    content = json.loads(line)
+                    if REFUSED in content:
+                        told = content[REFUSED]
+                    else:
+                        yield Answer(**content)
+                        done += 1
                 code = process.wait()
             finally:
                 process.kill()
                 process.wait()
                 process.stdout.close()
+                copier.join(LAST_WORDS)
+        if why := refusal(self.engine, told, code, b"".join(kept).decode(errors="replace")):
+            raise RefusedError(why)
         if code or done < len(requests):
             raise ValueError(f"{' '.join(words)} ended with exit code {code}; its own message stands above")
 

@@ -17,7 +17,7 @@ from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS
 from longspec.measure import positions
 from longspec.measure.estimates import FEWEST, acceptance, ratio_of
-from longspec.measure.lines import Evaluation, check_pairs, read
+from longspec.measure.lines import Evaluation, check_pairs, fault_in, read
 from longspec.measure.tasks import parse
 from longspec.report.inputs import Stage, read_provenance, read_stage
 from longspec.report.page import environment
@@ -26,7 +26,7 @@ from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
 from longspec.shown import named_path
 
 Row = dict[str, Any]
-TITLES = {OURS: OURS} | {name: engine.title for name, engine in ENGINES.items()}
+TITLES = {OURS: f"{OURS}, our loop"} | {name: engine.title for name, engine in ENGINES.items()}
 TRAINING = "training"
 # The page's variables: ours has the same colour whatever stands beside it.
 COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(
@@ -89,11 +89,11 @@ def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:
 
 def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
     """Return the numbers of a variant; standings: of each engine, as workflow/serves.py says."""
-    found = {
-        name: read(folder / "serves" / f"{name}.jsonl", parse(standing["section"]))
-        for name, standing in standings.items()
-        if standing["section"] is not None
+    measured = {
+        name: folder / "serves" / f"{name}.jsonl" for name, standing in standings.items() if standing["section"] is not None
     }
+    faults = {name: fault for name, path in measured.items() if (fault := fault_in(path)) is not None}
+    found = {name: read(path, parse(standings[name]["section"])) for name, path in measured.items() if name not in faults}
     ours = found.pop(OURS)
     method, stage = trained(folder)
     return {
@@ -103,6 +103,7 @@ def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
         "training": training_row(stage, positions.depth(ours)),
         "groups": groups(ours, found),
         "unmeasured": {name: standing["why"] for name, standing in standings.items() if standing["why"]},
+        "faults": {name: fault | {"file": str(measured[name])} for name, fault in faults.items()},
         "left_out": {name: standing["left_out"] for name, standing in standings.items() if standing["left_out"]},
     }
 
@@ -134,7 +135,11 @@ def figure(name: str, training: Row | None, group: Row) -> Markup:
 def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str, dict[str, Row]]) -> Row:
     """Return all that the page shows, which is the content of serves.json; its gates as those of a report."""
     found = {variant: variant_numbers(folder, standings[variant]) for variant, folder in folders}
-    gates = {variant: [row for group in held["groups"] for row in group["gates"]] for variant, held in found.items()}
+    gates = {
+        variant: [row for group in held["groups"] for row in group["gates"]]
+        + [positions.unmeasured(TITLES[name], fault) for name, fault in held["faults"].items()]
+        for variant, held in found.items()
+    }
     return {"run": run, "variants": found, "gates": gates}
 
 

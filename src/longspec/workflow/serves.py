@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longspec import methods
+from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.tasks import HeldOut, Task
 from longspec.workflow import paths
@@ -40,8 +41,12 @@ class ServesPlan:
         self.plan = plan
 
     def pages(self) -> list[str]:
-        """Return the page of each chosen run, and the file that says that its gate holds."""
-        return [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+        """Return the page of each chosen run, the file that says that its gate holds, and the measurements.
+
+        A measurement that a user removes is then made again, and with it the page.
+        """
+        pages = [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+        return pages + [path for run in self.plan.runs for path in self.evaluations(run)]
 
     def evaluations(self, run: str) -> list[str]:
         """Return the measurements that a run's page shows."""
@@ -55,6 +60,10 @@ class ServesPlan:
     def settings(self, run: str, variant: str, engine: str) -> str:
         """Return the evaluation section of one measurement as canonical JSON."""
         return json.dumps(self.standings(run, variant)[engine].section, sort_keys=True)
+
+    def drafter_options(self, engine: str, draft: list[str]) -> list[Any]:
+        """Return the evaluation's options of the published draft; an engine's refusal is shown on the page."""
+        return [*self.plan.drafter_options(FINAL, draft), *(["--keep-fault"] if engine != OURS else [])]
 
     def page_settings(self, run: str) -> str:
         """Return how every engine stands, by variant, as JSON in the order of the page."""
@@ -88,7 +97,7 @@ class ServesPlan:
             except ValueError as error:
                 left_out[name] = str(error)
         if len(left_out) == len(evaluation.tasks):
-            return Standing(None, next(iter(left_out.values())))
+            return Standing(None, f"cannot represent this draft: {next(iter(left_out.values()))}")
         is_chosen = evaluation.section.get("engine") == engine.name
         given = evaluation.section.get("serve_python") if is_chosen else None
         if not os.access(given or engine.python, os.X_OK):

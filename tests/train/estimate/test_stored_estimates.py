@@ -6,8 +6,6 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.config import compose
-from longspec.methods import measures_target, method_of
-from longspec.train.estimate import flops
 from longspec.train.estimate.memory import estimate, peak, setup_of
 
 # The shape of an 8B target.
@@ -41,5 +39,3 @@ def test_embedding_and_head_alone_are_held_and_two_micro_batches_are_read() -> N
         assert peak(estimate(setup)) < peak(estimate(online)) - 12 * 2**30
         _, on_cpu = items(*base, "recipe.states.source=offline", device="cpu")
         assert on_cpu["stored states, read ahead, always"] == 2 * token * 2 * LENGTH
-
-

@@ -30,10 +30,11 @@ MOST_TRIED = 100_000  # ways to read rounds that the stream leaves open
 
 @dataclass(frozen=True)
 class Engine:
-    """A running server. tokens: drafted ones of a round, 0 without draft."""
+    """A running server. tokens: drafted ones of a round, 0 without draft; draft: its file, None for none."""
 
     server: Any
     tokens: int
+    draft: str | None = None
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,9 @@ def load(job: Job) -> Engine:
     except AttributeError as error:
         raise ValueError(f"evaluation.engine: llama.cpp: {PACKAGE} is of another version: {error}; {INSTALL}") from None
     try:
-        return Engine(xllamacpp.Server(settings), job.tokens if job.method else 0)
+        return Engine(xllamacpp.Server(settings), job.tokens if job.method else 0, job.draft)
     except RuntimeError as error:
-        files = " and ".join(filter(None, (job.model, job.draft)))
-        raise ValueError(f"evaluation.engine: llama.cpp: does not load {files}, for the reason above ({error})") from None
+        raise ValueError(f"evaluation.engine: llama.cpp: does not load {job.files} ({error})") from None
 
 
 def _settings(job: Job, xllamacpp: Any) -> Any:
@@ -94,7 +94,7 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     """Decode a request greedily.
 
     It is asked for a round more than is wanted: its last rounds draft no further than the text may go. Raises ValueError where
-    its stream and its counters contradict each other.
+    its stream and its counters contradict each other, and where it decodes without the draft, which it does not refuse.
     """
     body = {
         "prompt": request.prompt,
@@ -105,6 +105,8 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     }
     before = _kept_by_place(engine)
     seen, events = _streamed(engine, body)
+    if engine.draft and events[-1].tokens > 1 and not events[-1].drafted:
+        raise ValueError(f"evaluation.engine: llama.cpp: decodes without {engine.draft}")
     counted = [now - earlier for now, earlier in zip(_kept_by_place(engine), before, strict=True)]
     others = [_streamed(engine, body)[1] for _ in range(repeats - 1)]
     text, likeliest = seen, list[dict[str, Any]]()

@@ -43,8 +43,7 @@ def load(job: Job) -> Engine:
     try:
         return _started(job, target, draft)
     except RuntimeError as error:
-        files = " and ".join(filter(None, (job.model, job.draft)))
-        raise ValueError(f"evaluation.engine: openvino: does not load {files}: {_last_line(error)}") from None
+        raise ValueError(f"evaluation.engine: openvino: does not load {job.files}: {_last_line(error)}") from None
     except AttributeError as error:
         raise ValueError(f"evaluation.engine: openvino: openvino-genai is of another version: {error}; {INSTALL}") from None
 
@@ -85,8 +84,10 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
     if not own_target:
         more = [] if draft is None or own_draft else ["--draft", str(draft)]
         done = subprocess.run([sys.executable, "-m", CONVERTER, str(target), str(out), *more], check=False)
+        if done.returncode < 0:
+            sys.exit(f"error: the process that converts {target} was killed by signal {-done.returncode}")
         if done.returncode:
-            raise ValueError(f"evaluation.engine: openvino: {target} was not converted, for the reason above")
+            raise ValueError(f"evaluation.engine: openvino: {target} was not converted")
     return (target if own_target else out / "target"), (draft if draft is None or own_draft else out / "draft")
 
 

@@ -7,11 +7,14 @@ import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+REFUSED = "refused"  # field of a line that stands in place of answers: why the engine gives none
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,11 @@ class Job:
     requests: list[Request]
     scratch: str = ""
 
+    @property
+    def files(self) -> str:
+        """Return the names of what is loaded, for errors."""
+        return " and ".join(filter(None, (self.model, self.draft)))
+
     def write(self, path: Path) -> None:
         """Write the job as JSON, for read_job."""
         path.write_text(json.dumps(asdict(self)), encoding="utf-8")
@@ -82,7 +90,7 @@ class Answer:
 
 
 def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
-    """Print the versions of an engine's packages, or the answers to a job.
+    """Print the versions of an engine's packages, or the answers to a job, and why it refuses it (ValueError) behind them.
 
     packages: the first is the engine's own; answer: of what load has loaded, a request and a number of repeats. All that the
     engine prints goes to the standard error: the standard output is for answers alone.
@@ -101,12 +109,24 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
     out = os.dup(1)
     os.dup2(2, 1)
     job = read_job(options.job)
-    try:
-        loaded = load(job)
-        answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
-        with os.fdopen(out, "w", encoding="utf-8") as answers:
+    with os.fdopen(out, "w", encoding="utf-8") as answers:
+        try:
+            loaded = _loaded(load, job)
+            answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
             for request in job.requests:
                 answers.write(answer(loaded, request, job.repeats).encode() + "\n")
                 answers.flush()
-    except ValueError as error:
-        sys.exit(f"error: {error}")
+        except ValueError as error:
+            answers.write(json.dumps({REFUSED: str(error)}) + "\n")
+            sys.exit(f"error: {error}")
+
+
+def _loaded(load: Callable[[Job], Any], job: Job) -> Any:
+    """Load a job. Raises ValueError for whatever an engine raises as it starts, but for a lack of memory or disk."""
+    try:
+        return load(job)
+    except (ValueError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        raise ValueError(f"does not load {job.files}: {type(error).__name__}: {error}") from None
