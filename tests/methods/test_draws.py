@@ -5,7 +5,7 @@ from omegaconf import OmegaConf
 
 from longspec.config import Recipe
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods.glide.method import RowDraw, draw_row, shift_positions
 from longspec.methods.glide.settings import Draft, Method

@@ -10,7 +10,7 @@ import torch
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Config, compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job

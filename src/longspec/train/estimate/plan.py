@@ -6,7 +6,7 @@ All is told by the configurations and the target's config.json; no weights are l
 import argparse
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,10 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import OFFLINE, ConfigError, Recipe, Runtime, States, load
+from longspec.config.mix import mix_of, mix_told, shares_of
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import Schedule, chances
+from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
@@ -94,21 +95,20 @@ def plan_stage(
     config: Any,
     recipe: Recipe,
     runtime: Runtime,
-    rows: Rows,
+    own: Sequence[Rows],
     world_size: int,
     device: torch.device,
     replayed: Mapping[str, Rows] | None = None,
 ) -> Plan:
-    """Plan one stage. replayed: rows by the earlier stages that they are of; a missing one is counted like the stage's own.
+    """Plan one stage. own: its rows, of each of its data sets; replayed: rows by what recipe.data.replay calls them, a missing
+    one is counted like the stage's first.
 
     Raises ValueError when the data or the ranks do not fit the global batch.
     """
-    replay = sorted(recipe.data.replay.items())
-    sources = [rows, *((replayed or {}).get(name, rows) for name, _ in replay)]
-    shares = [1 - sum(share for _, share in replay), *(share for _, share in replay)]
+    sources = [*own, *((replayed or {}).get(name, own[0]) for name in sorted(recipe.data.replay))]
     # Of each source, to be a row of a global batch.
-    chance = chances([1] * len(sources), [each.labels for each in sources], shares)
-    schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0)
+    chance = chances([1] * len(sources), [each.labels for each in sources], shares_of(recipe.data))
+    schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
     steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
     wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
@@ -126,7 +126,7 @@ def _operations(setup: Setup, rows: Rows, states: States, *, with_llm_loss: bool
     return flops.operations(*of, with_llm_loss=with_llm_loss)
 
 
-def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folder: Path, rate: float) -> list[str]:
+def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, own: Sequence[Rows], folder: Path, rate: float) -> list[str]:
     """Return what a stage's stored states in `folder` cost, at `rate` operations a second of all ranks."""
     if recipe.states.source != OFFLINE:
         return []
@@ -136,9 +136,9 @@ def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folde
         reads = setup.method.reads(setup.config, setup.settings, with_llm_loss=held_out)
         return bytes_a_token(stored_tensors(reads, states.dtype, states.top_k))
 
-    target = _operations(setup, rows, States(), with_llm_loss=False).target * rows.number
-    held_out = runtime.held_out_rows if runtime.held_out_every else 0
-    disk = setup.sequence_length * (rows.number * token_bytes(held_out=False) + held_out * token_bytes(held_out=True))
+    target = sum(_operations(setup, rows, States(), with_llm_loss=False).target * rows.number for rows in own)
+    held_out, number = len(own) * runtime.held_out_rows if runtime.held_out_every else 0, sum(rows.number for rows in own)
+    disk = setup.sequence_length * (number * token_bytes(held_out=False) + held_out * token_bytes(held_out=True))
     place = folder.resolve()
     free = shutil.disk_usage(next(path for path in (place, *place.parents) if path.is_dir())).free
     room = f"{gib(free)} free at {folder}"
@@ -148,7 +148,7 @@ def stored_lines(plan: Plan, recipe: Recipe, runtime: Runtime, rows: Rows, folde
             "float8 and recipe.states.top_k make them smaller"
         )
     return [
-        f"  stored states: {token_bytes(held_out=False):,} bytes a token, {gib(disk)} of {rows.number:,} rows and {held_out} "
+        f"  stored states: {token_bytes(held_out=False):,} bytes a token, {gib(disk)} of {number:,} rows and {held_out} "
         f"held-out ones; {room}",
         f"  building them: {target:.3g} operations, {target / rate / 3600:.2g} hours at {rate / 1e12:.3g} TFLOP/s",
     ]
@@ -166,6 +166,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int, stored:
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
+        *([] if isinstance(recipe.data.name, str) else [f"  data: {mix_told(recipe.data.name)} of the trained tokens"]),
         *([f"  replayed: {replayed} of the trained tokens"] if replayed else []),
         f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
         table(setup),
@@ -185,7 +186,8 @@ def parser() -> argparse.ArgumentParser:
     add("--recipe", type=Path, nargs="+", required=True, metavar="FILE", help="recipe.yaml of each stage")
     add("--runtime", type=Path, nargs="+", required=True, metavar="FILE", help="runtime.yaml of each stage")
     add("--target", required=True, help="its folder, its target_manifest.json or its name on the hub")
-    add("--data", type=Path, nargs="+", metavar="FILE", help="manifest.json of each stage's packed rows")
+    data = "manifest.json of each stage's packed rows; of a mix those of each data set, in the order of their names"
+    add("--data", type=Path, nargs="+", metavar="FILE", help=data)
     add("--rows", type=int, nargs="+", metavar="N", help="or how many")
     replay = "and of rows that are replayed; without it they count as the stage's own"
     add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
@@ -198,18 +200,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
-    """Return the rows of each stage. Raises ValueError when there are not as many as stages."""
-    if len(options.data or options.rows or []) != len(recipes):
+def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows]]:
+    """Return the rows of each stage, of each of its data sets. Raises ValueError when there are not as many as these."""
+    recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
+    if len(options.data or options.rows or []) != len(recipe_of):
+        several = "" if len(recipe_of) == len(recipes) else f", whose data sets are {len(recipe_of)}"
         raise ValueError(
-            f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
+            f"give --data or --rows for each of {len(recipes)} stages{several}: how many steps an epoch has depends on them"
         )
     if options.data:
         for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
             print(one_line(f"WARNING {warning}"), file=sys.stderr)
-        return [counted_rows(manifest) for manifest in options.data]
-    lengths = [recipe.data.sequence_length for recipe in recipes]
-    return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
+        found = [counted_rows(manifest) for manifest in options.data]
+    else:
+        found = [whole_rows(each, recipe.data.sequence_length) for each, recipe in zip(options.rows, recipe_of, strict=True)]
+    left = iter(found)
+    return [[next(left) for _ in mix_of(recipe.data.name)] for recipe in recipes]
 
 
 def main(argv: list[str]) -> int:
