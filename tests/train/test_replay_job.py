@@ -68,7 +68,7 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     with pytest.raises(ValueError, match=re.escape(f"--replay: long={earlier}: recipe.data.replay does not name long")):
         open_rows(other)
     mixed = options(corpus, tmp_path, MIX, f"files.data=[{earlier},{corpus.packed}]", f"+files.replay.base={earlier}")
-    told = "--data: rows of raw, raw; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
+    told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
     with pytest.raises(ValueError, match=re.escape(f"{told}: books, chats")):
         open_rows(read_job(mixed, ONE))
 

@@ -142,11 +142,12 @@ def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_
     def composed(name: str) -> DictConfig:
         return compose("train", [f"run={run}", f"variant={variant}", f"stage={name}"], config_dir)
 
-    config, known, replay = composed(stage), stages_of(run, config_dir), {}
+    config, known, replay = composed(stage), stages_of(run, config_dir), dict[str, float]()
     for name, share in config.recipe.data.replay.items():
         mix = mix_of(composed(name).recipe.data.name if name in known else name)
-        of_mix = {f"{name}{OF_STAGE}{dataset}": round(share * part, 9) for dataset, part in mix.items()}
-        replay |= {name: share} if len(mix) == 1 else of_mix
+        for dataset, part in mix.items():
+            each = name if len(mix) == 1 else f"{name}{OF_STAGE}{dataset}"
+            replay[each] = round(replay.get(each, 0) + share * part, 9)
     OmegaConf.set_readonly(config, False)
     config.recipe.data.replay = replay
     OmegaConf.set_readonly(config, True)

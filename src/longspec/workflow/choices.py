@@ -149,7 +149,7 @@ class Choices:
 
     def datasets_in_use(self) -> dict[str, str]:
         """Return every dataset of the chosen runs with the key that names it."""
-        names = {}
+        names: dict[str, str] = {}
         for (run, _, stage), config in self.configs.items():
             mix = mix_of(config.recipe.data.name)
             key = f"run '{run}', stage '{stage}': recipe.data.name"

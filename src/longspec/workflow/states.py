@@ -235,7 +235,7 @@ def _needed(path: Path) -> list[tuple[str, str, Any]]:
     states, data = recipe.get("states", {}), recipe["data"]
     if _is_done(path.parent) or states.get("source") != OFFLINE:
         return []
-    replayed = []
+    replayed: list[str] = []
     for name in data.get("replay", {}):
         earlier, *of = name.split(OF_STAGE)
         replayed += of or [yaml_files.read(path.parents[1] / earlier / path.name)["data"]["name"]]
