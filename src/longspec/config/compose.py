@@ -146,8 +146,8 @@ def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_
     for name, share in config.recipe.data.replay.items():
         mix = mix_of(composed(name).recipe.data.name if name in known else name)
         for dataset, part in mix.items():
-            each = name if len(mix) == 1 else f"{name}{OF_STAGE}{dataset}"
-            replay[each] = round(replay.get(each, 0) + share * part, 9)
+            each, of_all = (name, share) if len(mix) == 1 else (f"{name}{OF_STAGE}{dataset}", round(share * part, 9))
+            replay[each] = replay.get(each, 0) + of_all
     OmegaConf.set_readonly(config, False)
     config.recipe.data.replay = replay
     OmegaConf.set_readonly(config, True)
