@@ -123,7 +123,7 @@ def check_each(given: Sequence[Path], rows: TrainedRows, option: str, advice: st
     """Raise ValueError, with the advice, unless a file is given for each of the stage's own data sets."""
     if len(given) != len(rows.own):
         several = "" if len(rows.own) == 1 else ", one for each of --data, in the same order"
-        raise ValueError(f"{option}: {f'{len(given)} files' if given else 'missing'}; {advice}{several}")
+        raise ValueError(f"{option}: {f'{len(given)} given' if given else 'missing'}; {advice}{several}")
 
 
 def build_trainer(
