@@ -19,6 +19,7 @@ from longspec.config.typed import (
     Flag,
     Keys,
     Name,
+    NameOrMix,
     Number,
     Once,
     PartOfAll,
@@ -72,8 +73,7 @@ class Data:
 
     __pydantic_config__ = KNOWN
     name: Annotated[
-        Any,
-        As(Name | dict[str, Any]),  # a mix is checked apart, so that a fault names its key
+        NameOrMix,
         means("a data set of `data`, or several with their shares of the trained tokens, such as {chats: 0.7, books: 0.3}"),
     ] = MISSING
     sequence_length: Annotated[RowTokens, means("the number of tokens in a row")] = MISSING
