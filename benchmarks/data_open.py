@@ -29,7 +29,7 @@ began = time.perf_counter()
 from pathlib import Path
 import sys
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
-from longspec.data.replay import Schedule
+from longspec.data.schedule import Schedule
 imported = time.perf_counter()
 rows = PackedRows(Path(sys.argv[1]))
 opened = time.perf_counter()

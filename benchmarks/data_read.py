@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.micro_batches import StepBatches
 

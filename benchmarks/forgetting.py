@@ -33,7 +33,7 @@ from longspec.atomic_files import new_file, read_json, sha256_text
 from longspec.config import compose, to_yaml
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows, open_replayed
+from longspec.data.schedule import TrainedRows, open_alike
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
@@ -144,7 +144,7 @@ def trained(way: dict[str, Any], seed: int, stage: str) -> dict[str, torch.Tenso
     before = STAGES[: STAGES.index(stage)][-1:]
     own = PackedRows(packed(recipe.data, recipe.data.name))
     replay = {name: packed(recipe.data, recipes[name].data.name) for name in recipe.data.replay}
-    rows = TrainedRows(own, open_replayed(replay, own))
+    rows = TrainedRows(own, replayed=dict(zip(replay, open_alike(replay.values(), own), strict=True)))
     batches = StepBatches(rows, recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(states.config))
     method, settings = method_of(recipe)
     torch.manual_seed(seed)

@@ -45,7 +45,7 @@ from longspec.atomic_files import write_json
 from longspec.config import compose
 from longspec.data import draft_vocabulary
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit

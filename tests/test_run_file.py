@@ -46,6 +46,13 @@ def test_what_is_set_of_a_stage_comes_last_and_mappings_are_merged_key_by_key(co
     assert (recipe.data.sequence_length, recipe.draft.start) == (whole.data.sequence_length, whole.draft.start)
 
 
+def test_a_stages_data_is_taken_as_a_whole_and_before_recipe_data_name(config: Path) -> None:
+    mixes = [{"stdlib": 0.7, "puzzles": 0.3}, {"stdlib": 0.5, "stdlib-long": 0.5}]
+    write(config, mine=f"base: demo\nstages: {{base: {{data: {mixes[0]}}}}}\n")
+    write(config, second=f"base: mine\nstages: {{base: {{data: {mixes[1]}}}}}\n")
+    assert [compose_stage(run, "base", "base", config).recipe.data.name for run in ("mine", "second")] == mixes
+
+
 def test_of_another_method_the_keys_of_draft_and_method_stay_behind(config: Path) -> None:
     """They are GLIDE's, which EAGLE-3 does not know."""
     write(config, mine="base: demo\nmethod: eagle3\nvariants: [ttt]\nrecipe: {method: {layers: [0, 1, 2], vocabulary: 64}}\n")

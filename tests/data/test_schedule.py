@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from omegaconf import OmegaConf
 
-from longspec.data.replay import Schedule
+from longspec.data.schedule import Schedule
 from longspec.distributed import Ranks, share_global_batch
 from longspec.methods.glide.settings import Draft, Method
 from longspec.train.micro_batches import StepBatches
@@ -34,7 +34,9 @@ def global_batch(num_rows: int, size: int, seed: int, step: int) -> NDArray[np.i
 )
 def test_ranks_share_the_same_global_batch(num_rows: int, world: int, micro: int, seed: int, step: int) -> None:
     """However many processes there are and however many rows each takes at once: together the same rows, none twice."""
-    recipe = SimpleNamespace(global_batch=24, seed=seed, method=Method(), draft=DRAFT, data=SimpleNamespace(replay={}))
+    recipe = SimpleNamespace(
+        global_batch=24, seed=seed, method=Method(), draft=DRAFT, data=SimpleNamespace(name="a", replay={})
+    )
     largest, accumulation = share_global_batch(24, micro, world)
     shares = []
     for rank in range(world):
@@ -53,15 +55,18 @@ def test_against_a_plain_shuffle(num_rows: int, seed: int, step: int) -> None:
     assert global_batch(num_rows, 1, seed, step).tolist() == [sorted(range(num_rows), key=words.__getitem__)[place]]
 
 
-@given(sources=SOURCES, size=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 10**6))
+@given(
+    sources=SOURCES, own=st.integers(1, 4), size=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 10**6)
+)
 def test_every_source_keeps_to_its_chance_and_is_used_up_before_it_repeats(
-    sources: list[tuple[int, float]], size: int, seed: int, first: int
+    sources: list[tuple[int, float]], own: int, size: int, seed: int, first: int
 ) -> None:
-    """Counted row by row over stretches of steps, against the plain definition."""
+    """Counted row by row over stretches of steps; the rows of each source against plain shuffles, one after another."""
     num_rows = [size + sources[0][0], *(rows for rows, _ in sources[1:])]
     weights = [weight for _, weight in sources]
     wanted = [weight / sum(weights) for weight in weights]
-    schedule, edges = Schedule(num_rows, wanted, size, seed), np.cumsum([0, *num_rows])
+    own = min(own, len(sources))
+    schedule, edges = Schedule(num_rows, wanted, size, seed, own), np.cumsum([0, *num_rows])
     for step in (0, first):
         taken = [schedule.taken(step * size), schedule.taken((step + 1) * size)]
         rows = schedule.batch(step)
@@ -71,22 +76,35 @@ def test_every_source_keeps_to_its_chance_and_is_used_up_before_it_repeats(
         for counts, total in zip(taken, (step * size, (step + 1) * size), strict=True):
             assert sum(counts) == total
             assert all(abs(count - chance * total) <= 2 for count, chance in zip(counts, wanted, strict=True))
-    in_order = np.concatenate([schedule.batch(step) for step in range(60)])
+    in_order = np.concatenate([schedule.batch(step) for step in range(20)])
     for source, rows in enumerate(num_rows):
-        own = in_order[(in_order >= edges[source]) & (in_order < edges[source + 1])].tolist()
-        whole = rows if source else rows // size * size
-        for start in range(0, len(own), whole):
-            assert len(set(own[start : start + whole])) == len(own[start : start + whole])
-    other = Schedule(num_rows, wanted, size, seed)
+        found_rows = in_order[(in_order >= edges[source]) & (in_order < edges[source + 1])] - edges[source]
+        whole = rows if source or own > 1 else rows // size * size
+        plain: list[int] = []
+        while len(plain) < len(found_rows):
+            entropy = [seed, len(plain) // whole, source][: 3 if source else 2]
+            words = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(rows).tolist()
+            plain += sorted(range(rows), key=words.__getitem__)[:whole]
+        assert found_rows.tolist() == plain[: len(found_rows)]
+    other = Schedule(num_rows, wanted, size, seed, own)
     assert other.batch(first).tolist() == schedule.batch(first).tolist()
 
 
-@given(rows=st.integers(1, 200), size=st.integers(1, 16), epochs=st.integers(1, 5), share=st.floats(0.01, 0.99))
-def test_steps_pass_over_the_own_rows_so_many_times(rows: int, size: int, epochs: int, share: float) -> None:
-    rows += size
-    schedule = Schedule([rows, 50], [1 - share, share], size, 3)
-    own, steps = rows // size * size * epochs, schedule.steps(epochs)
-    assert schedule.taken(steps * size)[0] <= own < schedule.taken((steps + 1) * size)[0]
+@given(
+    rows=st.lists(st.integers(1, 200), min_size=1, max_size=3),
+    size=st.integers(1, 16),
+    epochs=st.integers(1, 5),
+    share=st.floats(0, 0.99),
+)
+def test_an_epoch_has_as_many_own_rows_as_there_are(rows: list[int], size: int, epochs: int, share: float) -> None:
+    """Of one data set or several, in whatever shares, with replayed rows on top or none."""
+    rows[0], own = rows[0] + size, len(rows)
+    parts = [(1 - share) / sum(range(1, own + 1)) * place for place in range(1, own + 1)]
+    replayed = [(50, share)] if share else []
+    num_rows, wanted = [*rows, *(n for n, _ in replayed)], [*parts, *(part for _, part in replayed)]
+    schedule = Schedule(num_rows, wanted, size, 3, own)
+    whole, steps = sum(rows) // size * size * epochs, schedule.steps(epochs)
+    assert sum(schedule.taken(steps * size)[:own]) <= whole < sum(schedule.taken((steps + 1) * size)[:own])
 
 
 def test_the_rows_are_pinned() -> None:

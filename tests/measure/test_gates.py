@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json
+from longspec.measure.gates import judge
 from longspec.measure.gates import main as check
 from tests.report.synthetic_run import SETTINGS, line, write_run
 from tests.report.test_numbers import report
@@ -106,6 +108,18 @@ def test_what_cannot_be_judged_fails_nothing(tmp_path: Path) -> None:
     rows = judged(tmp_path, '{"forgetting": 0.0, "context": 0.0}', records=4)
     assert {(row["passed"], row["why"]) for row in rows.values()} == {(None, "4 records are too few to judge by; 8 are needed")}
     run_check(tmp_path)
+
+
+def test_each_data_set_of_a_mix_is_compared_with_the_last_stage_that_trained_on_it() -> None:
+    stages = {"base": ["a", "b"], "chat": ["b", "c"], "last": ["c"]}
+    rows = judge(stages, "last", {}, SimpleNamespace(tasks={}), {"forgetting": 0.1, "context": None})  # type: ignore[arg-type]
+    assert [(row["what"], row["why"]) for row in rows] == [
+        ("chat after base, on a", "no task measures a"),
+        ("chat after base, on b", "both stages train on b"),
+        ("last after base, on a", "no task measures a"),
+        ("last after chat, on b", "no task measures b"),
+        ("last after chat, on c", "both stages train on c"),
+    ]
 
 
 def test_a_gate_that_judges_nothing_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

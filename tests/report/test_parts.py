@@ -1,9 +1,11 @@
 """Tables and smoothing against plain expectations."""
 
+import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from longspec.measure.tasks import parse
 from longspec.report import tables
@@ -42,7 +44,7 @@ def test_smoothing_invents_nothing_at_the_ends() -> None:
     assert len(smooth(np.array([1.0]))) == 1
 
 
-def test_shares_of_replayed_tokens_are_those_that_were_counted(variant: Variant) -> None:
+def test_shares_of_mixed_and_replayed_tokens_are_those_that_were_counted(variant: Variant) -> None:
     """Told from the metrics, whatever the recipe asked for; without any there is no such row."""
     assert "labels replayed" not in dict(tables.recipe_table(variant)["measured"])
     *before, last = variant.stages
@@ -51,3 +53,11 @@ def test_shares_of_replayed_tokens_are_those_that_were_counted(variant: Variant)
     changed = replace(variant, stages=[*before, replace(last, metrics=metrics)])
     told = dict(tables.recipe_table(changed)["measured"])["labels replayed"]
     assert told == ["none", "none", "base 10.0%, long 10.0%"]
+    recipe = copy.deepcopy(last.recipe)
+    OmegaConf.set_readonly(recipe, False)
+    recipe.data.name = {"chats": 0.75, "books": 0.25}
+    counted = [{"mixed_labels": {"books": row["labels"] // 4, "chats": row["labels"] // 4 * 3}} for row in last.metrics]
+    metrics = [row | each for row, each in zip(last.metrics, counted, strict=True)]
+    table = tables.recipe_table(replace(variant, stages=[*before, replace(last, metrics=metrics, recipe=recipe)]))
+    assert dict(table["measured"])["labels of the mix"] == ["none", "none", "books 25.0%, chats 75.0%"]
+    assert [text for text, _ in dict(table["settings"])["data"]] == ["stdlib", "stdlib-long", "books 25%, chats 75%"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from longspec.atomic_files import read_json
 from longspec.config import differences
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods import method_of

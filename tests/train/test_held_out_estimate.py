@@ -15,9 +15,9 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 
-def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], held_out: list[Any]) -> Path:
-    """Packed rows of records, others of which are held out; their manifest."""
-    raw = write_raw(folder / "raw", train)
+def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], held_out: list[Any], name: str = "raw") -> Path:
+    """Packed rows of a data set's records, others of which are held out; their manifest."""
+    raw = write_raw(folder / name, train)
     jsonl.write(raw.parent / "held_out.jsonl", held_out)
     write_json(raw, read_json(raw) | {"files": describe_files(raw.parent, ["train.jsonl", "held_out.jsonl"])})
     tokenize.make(raw, corpus.tokenizer, 0, 1, folder / "tokens/000.json")

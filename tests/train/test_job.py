@@ -16,7 +16,7 @@ from longspec.config import Recipe, load
 from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches

@@ -10,7 +10,7 @@ import torch
 
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.micro_batches import MicroBatch, ReadAhead, StepBatches
 from tests.corpus import Corpus

@@ -1,21 +1,23 @@
-"""A stage that replays an earlier one's rows: the same stage from its own target and from stored states, killed or not."""
+"""A stage of several data sets that replays an earlier one's rows: from its target and from stored states, killed or not."""
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.arguments import read_job
-from longspec.train.setup import open_rows
-from tests.corpus import Corpus, questions
-from tests.jobs import RECIPE, Job, finish
+from longspec.train.setup import open_rows, open_stored
+from tests.corpus import Corpus, questions, sentences
+from tests.jobs import RECIPE, Job, finish, kill_all, torchrun
 from tests.states.stored import Stored
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
@@ -24,11 +26,12 @@ ONE = Ranks(0, 0, 1)
 STEPS = ["recipe.steps=12", "runtime.save_every=4", "recipe.draft.anchors=off"]
 LATER = "recipe.stage=later"
 REPLAY = "+recipe.data.replay={base: 0.4}"
+MIX, SHARES = "recipe.data.name={books: 0.7, chats: 0.3}", [0.42, 0.18, 0.4]
 OFFLINE = ["recipe.states.source=offline", "recipe.states.dtype=float32"]
 
 
 @dataclass
-class ReplayJob(Job):
+class MixJob(Job):
     """A training job with further options."""
 
     more: list[str] = field(default_factory=list)
@@ -65,47 +68,90 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     other = read_job([*files, "--replay", f"base={earlier}", f"long={earlier}"], ONE)
     with pytest.raises(ValueError, match=re.escape(f"--replay: long={earlier}: recipe.data.replay does not name long")):
         open_rows(other)
+    mixed = options(corpus, tmp_path, MIX, f"files.data=[{earlier},{corpus.packed}]", f"+files.replay.base={earlier}")
+    told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
+    with pytest.raises(ValueError, match=re.escape(f"{told}: books, chats")):
+        open_rows(read_job(mixed, ONE))
+    one = read_job([*mixed, *OFFLINE, "files.states=states.json"], ONE)
+    with pytest.raises(ValueError, match=r"--states: 1 given; .*, one for each of --data, in the same order"):
+        open_stored(one, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 
 
-def stored_states(folder: Path, job: Job, data: Path) -> Path:
-    """The manifest of the states of some rows."""
-    return Stored(folder, [*RECIPE, *job.overrides], job.target, data).manifest()
+def stored_states(folder: Path, job: Job, data: Path, *, held_out: bool = False) -> Path:
+    """The manifest of the states of some rows, or of those held out beside them."""
+    stored = Stored(folder, [*RECIPE, *job.overrides], job.target, data)
+    return stored.build(held_out=True) if held_out else stored.manifest()
 
 
 @pytest.mark.slow
 def test_killed_and_from_stored_states_it_trains_the_same(
     corpus: Corpus, earlier: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights and losses bit by bit; its metrics count what was replayed; another share is refused by its name."""
+    """Weights, losses and held-out estimates bit by bit, on two ranks, of a mix of data sets with a replayed one on top.
+
+    Its metrics count the labels of each source; another share is refused by its name; nothing held out is trained.
+    """
     monkeypatch.setattr("longspec.lease.SETTLE", 0)
-    replay = ["--replay", f"base={earlier}"]
-    whole = ReplayJob(tmp_path / "whole", target, corpus.packed, [LATER, REPLAY, *STEPS], more=replay)
+    held_out = [{"text": "the old cat meets the lazy dog. " * 3}]
+    mix = [
+        make_packed(tmp_path / "books", corpus, "base", questions(9), held_out, "books"),
+        make_packed(tmp_path / "chats", corpus, "base", sentences(60), held_out, "chats"),
+    ]
+    overrides = [LATER, MIX, REPLAY, *STEPS, "runtime.held_out_every=6"]
+    more = ["--data", *map(str, mix), "--replay", f"base={earlier}"]
+    whole = MixJob(tmp_path / "whole", target, mix[0], overrides, torchrun(2), more=more)
     whole.run()
-    killed = ReplayJob(tmp_path / "killed", target, corpus.packed, whole.overrides, more=replay)
+    killed = MixJob(tmp_path / "killed", target, mix[0], overrides, torchrun(2), more=more)
     process = killed.start()
     killed.wait_for(6, process)
-    process.kill()
+    kill_all(process)
     finish(process)
-    other = ReplayJob(killed.out, target, corpus.packed, [LATER, "+recipe.data.replay={base: 0.2}", *STEPS], more=replay)
-    assert "recipe.data.replay.base: 0.4 -> 0.2" in other.refusal()
+    killed.overrides = [*overrides, "recipe.data.replay={base: 0.2}", "recipe.data.name={books: 0.6, chats: 0.4}"]
+    told = killed.refusal()
+    assert all(each in told for each in ("recipe.data.replay.base: 0.4 -> 0.2", "recipe.data.name.books: 0.7 -> 0.6"))
+    killed.overrides = overrides
     assert "starting at step" in killed.run()
     assert_same(whole, killed)
-    assert [row["replayed_labels"] for row in killed.rows()] == (counted := counted_labels(corpus, earlier, whole))
-    assert sum(each["base"] for each in counted) / sum(row["labels"] for row in killed.rows()) == pytest.approx(0.4, abs=0.05)
-    offline = ReplayJob(tmp_path / "offline", target, corpus.packed, [*whole.overrides, *OFFLINE], more=replay)
-    offline.more += ["--states", str(stored_states(tmp_path / "own", offline, corpus.packed))]
-    offline.more += ["--replay-states", f"base={stored_states(tmp_path / 'earlier', offline, earlier)}"]
+    assert [{name: row[name] for name in ("mixed_labels", "replayed_labels")} for row in killed.rows()] == (
+        counted := counted_labels([*mix, earlier], whole)
+    )
+    labels = sum(row["labels"] for row in killed.rows())
+    for of, name, share in (("mixed_labels", "books", 0.42), ("mixed_labels", "chats", 0.18), ("replayed_labels", "base", 0.4)):
+        assert sum(each[of][name] for each in counted) / labels == pytest.approx(share, abs=0.05)
+    for path in mix:
+        raw = path.parents[1] / read_json(path)["dataset"]
+        rows, lines = PackedRows(path), (raw / "train.jsonl").read_bytes()
+        trained = {lines[at:].splitlines()[0] for row in range(len(rows)) for at in rows[row].records}
+        assert trained.isdisjoint((raw / "held_out.jsonl").read_bytes().splitlines())
+    offline = MixJob(tmp_path / "offline", target, mix[0], [*overrides, *OFFLINE], torchrun(2), more=more)
+    of_each = [stored_states(path.parents[1] / "states", offline, path) for path in mix]
+    offline.more = [*more, "--replay-states", f"base={stored_states(tmp_path / 'earlier', offline, earlier)}"]
+    offline.more += ["--states", *map(str, of_each), "--held-out-states"]
+    offline.more += [str(stored_states(path.parents[1] / "states", offline, path, held_out=True)) for path in mix]
     assert "target weights" not in offline.run()
     assert_same(whole, offline)
+    estimates = [[row["held_out"]["loss"] for row in job.rows() if "held_out" in row] for job in (whole, killed, offline)]
+    assert len(estimates[0]) == 2
+    assert estimates[0] == estimates[1] == estimates[2]
     identity = read_json(offline.out / "checkpoint.json")["identity"]
+    assert identity["data"] == {path.parents[1].name: PackedRows(path).data_hash for path in mix}
     assert identity["replayed"] == {"base": PackedRows(earlier).data_hash}
-    assert identity["replayed_states"]["base"]["declaration"] != identity["states"]["declaration"]
+    declared = [identity["replayed_states"]["base"], *identity["states"].values()]
+    assert len({each["declaration"] for each in declared}) == len(identity["states"]) + 1 == 3
 
 
-def counted_labels(corpus: Corpus, earlier: Path, job: Job) -> list[dict[str, Any]]:
-    """Replayed labels of each step, counted in the rows themselves."""
-    own, replayed = PackedRows(corpus.packed), PackedRows(earlier)
+def counted_labels(sources: list[Path], job: Job) -> list[dict[str, Any]]:
+    """Labels of each step by their sources, counted in the rows themselves."""
+    rows = list(map(PackedRows, sources))
     recipe = compose("train", [*RECIPE, *job.overrides]).recipe
-    schedule = TrainedRows(own, {"base": replayed}).schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
-    batches = [[int(row) - len(own) for row in schedule.batch(step)] for step in range(recipe.steps)]
-    return [{"base": sum(int(replayed[row].loss_mask_S.sum()) for row in batch if row >= 0)} for batch in batches]
+    schedule = TrainedRows(*rows[:2], replayed={"base": rows[2]}).schedule(SHARES, recipe.global_batch, recipe.seed)
+    found, edges = [], np.cumsum([0, *map(len, rows)])
+    for step in range(recipe.steps):
+        counts = [0, 0, 0]
+        for row in schedule.batch(step):
+            source = int(np.searchsorted(edges, row, side="right")) - 1
+            counts[source] += int(rows[source][row - edges[source]].loss_mask_S.sum())
+        found.append(
+            {"mixed_labels": dict(zip(("books", "chats"), counts, strict=False)), "replayed_labels": {"base": counts[2]}}
+        )
+    return found

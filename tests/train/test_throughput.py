@@ -9,7 +9,7 @@ from transformers import Qwen2Config
 
 from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops

@@ -10,7 +10,7 @@ import torch
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Config, compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job
@@ -33,11 +33,11 @@ def job(tmp_path: Path, target: Path, corpus: Corpus) -> Job:
     path = tmp_path / "draft_vocabulary_3.json"
     DraftVocabulary((1, 4, 9), corpus.build.vocabulary, tokenizer, {"all": 0.5}).write(path)
     config = config_of(*EAGLE3)
-    return Job(config.recipe, config.runtime, target, corpus.packed, None, tmp_path / "out", vocabulary=path)
+    return Job(config.recipe, config.runtime, target, [corpus.packed], None, tmp_path / "out", vocabulary=path)
 
 
 def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
-    rows = TrainedRows(PackedRows(job.data))
+    rows = TrainedRows(PackedRows(job.data[0]))
     vocabulary = read_vocabulary(job, rows)
     assert vocabulary is not None
     assert vocabulary.ids == (1, 4, 9)
@@ -50,7 +50,7 @@ def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
 
 
 def test_one_that_does_not_fit_is_refused(job: Job) -> None:
-    path, rows = job.vocabulary, TrainedRows(PackedRows(job.data))
+    path, rows = job.vocabulary, TrainedRows(PackedRows(job.data[0]))
     assert path is not None
     whole = read_json(path)
     for changed, key in (({"tokenizer": "u"}, "tokenizer"), ({"ids": [1, 4]}, "recipe.method.vocabulary")):

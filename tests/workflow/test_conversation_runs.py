@@ -40,7 +40,7 @@ def test_one_run_reads_its_own_data_and_fits_eight_gpus_of_80_gb(
     assert plan.vocabulary(run, "ttt") == [f"results/{run}/ttt/draft_vocabulary_{VOCABULARY}.json"]
     for stage in STAGES:
         recipe = plan.configs[run, "ttt", stage].recipe
-        assert plan.rows(run, "ttt", stage).endswith(f"/{stage}-long-4096-truncate/manifest.json")  # answers alone
+        assert plan.rows(run, "ttt", stage)[0].endswith(f"/{stage}-long-4096-truncate/manifest.json")  # answers alone
         assert (recipe.draft.steps, recipe.optimizer.lr, recipe.global_batch) == (7, lr, batch)
     config = {"model_type": family, "head_dim": 128, "tie_word_embeddings": False, "max_position_embeddings": 131072}
     write_json(settings.folder / "target/config.json", config | dict(zip(SIZES, sizes, strict=True)) | more)

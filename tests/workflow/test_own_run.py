@@ -86,8 +86,15 @@ def test_gates_of_its_own_are_in_the_place_of_the_workflows(own: Settings) -> No
 def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
     several = RUN.replace("{chats: inputs/*.jsonl}", "{chats: inputs/*.jsonl, asked: {source: puzzles, records: 9}}")
     write(own, several)
-    with pytest.raises(ValueError, match=r"config/run/mine\.yaml: stages: missing; a stage trains on one data set"):
+    with pytest.raises(
+        ValueError, match=r"config/run/mine\.yaml: stages: missing; train on one data set after the other"
+    ) as told:
         own.plan(run="mine")
+    mix = str(told.value).rpartition("or on a mix, ")[2]  # the advice works
+    write(own, f"{several}{mix}\n")
+    plan = own.plan(run="mine")
+    assert recipe_of(own).data.name == {"asked": 0.5, "chats": 0.5}
+    assert set(plan.evaluation_of["mine"].tasks) == {"chats", "asked"}
     write(own, f"{several}stages: {{chats: {{data: chats}}, asked: {{data: asked}}}}\n")
     plan = own.plan(run="mine")
     assert [(stage, config.recipe.data.name) for (*_, stage), config in plan.configs.items()] == [

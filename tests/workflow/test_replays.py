@@ -1,5 +1,6 @@
-"""Replayed stages in the plan and in the graph: who reads what, what is refused, and that other runs plan as before."""
+"""Replayed stages and mixed data sets in the plan: who reads what, what is refused, and that other runs plan as before."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,53 @@ def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: st
     stage_file(settings.folder, shares)
     with pytest.raises(ValueError, match=message):
         settings.plan()
+
+
+@pytest.mark.parametrize(
+    ("mix", "message"),
+    [
+        ("{stdlib: 0.7, puzles: 0.3}", r"data\.name\.puzles: there is no dataset 'puzles' .* did you mean 'puzzles'\?"),
+        ("{stdlib: 1.2, puzzles: -0.2}", r"recipe\.data\.name\.stdlib: must be a number above 0 to below 1, is 1\.2"),
+        ("{stdlib: 0.7, puzzles: 0}", r"recipe\.data\.name\.puzzles: must be a number above 0 to below 1, is 0"),
+        ("{stdlib: 0.7, puzzles: 0.2}", r"recipe\.data\.name: the shares of stdlib, puzzles are 0\.9 together; give shares "),
+        ("{stdlib: 0.7, stdlib: 0.3}", r"demo\.yaml: line \d+: key 'stdlib' stands twice"),
+        ("[stdlib, puzzles]", r"recipe\.data\.name: \['stdlib', 'puzzles'\] is no name; .* such as \{chats: "),
+    ],
+)
+def test_what_cannot_be_mixed_dies_at_the_plan(settings: Settings, mix: str, message: str) -> None:
+    settings.edit("config/run/demo.yaml:base", "name: stdlib", f"name: {mix}")
+    with pytest.raises(ValueError, match=message):
+        settings.plan()
+
+
+def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> None:
+    """Rows and states of each data set, which another run shares; a stage that replays the mix has its data sets."""
+    [run] = re.findall(r"`config/run/mixed\.yaml`:\n\n```yaml\n(.*?)```", (root / "docs/data.md").read_text(), re.DOTALL)
+    runs = settings.folder / "config/run"
+    (runs / "mixed.yaml").write_text(run)
+    mixed = ("mixed", "sinkpi-slicing")
+    plan = settings.plan(runs=["mixed"])
+    puzzles, stdlib = (f"data/packed/demo/{name}-base-128-split/manifest.json" for name in ("puzzles", "stdlib"))
+    assert plan.rows(*mixed, "base") == [puzzles, stdlib]
+    assert plan.named_rows(*mixed)[:2] == [f"base/puzzles={puzzles}", f"base/stdlib={stdlib}"]
+    named = [f"base/puzzles={PACKED.format('puzzles')}", f"base/stdlib={PACKED.format('stdlib')}"]
+    replayed = plan.replayed_rows(*mixed, "longcot")
+    assert plan.replay_options(*mixed, "longcot", replayed)[1:3] == named
+    assert plan.configs[*mixed, "longcot"].recipe.data.replay == {"base/puzzles": 0.06, "base/stdlib": 0.14, "long": 0.6}
+    assert {puzzles, stdlib, *replayed} < set(plan.trained_rows("mixed"))
+    (runs / "stored.yaml").write_text(run.replace("base: demo\n", "base: demo-offline\n"))
+    states = StatesPlan(settings.plan(runs=["stored", "demo-offline"]))
+    stage, alone = ("stored", "sinkpi-slicing", "base"), ("demo-offline", "sinkpi-slicing", "base")
+    folders = {names[1]: names for names, stages in states.readers.items() if stage in stages}
+    first, second = (f"data/states/{'/'.join(folders[f'{name}-base-128-split'])}" for name in ("puzzles", "stdlib"))
+    assert states.readers[folders["stdlib-base-128-split"]] == [stage, alone]
+    assert states.options(*stage, ["states.json"]) == [
+        "--states", f"{first}/manifest.json", f"{second}/manifest.json",
+        "--held-out-states", f"{first}/held-out-2/manifest.json", f"{second}/held-out-2/manifest.json",
+    ]  # fmt: skip
+    (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
+    with pytest.raises(ValueError, match=r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'"):
+        settings.plan(runs=["other"])
 
 
 def test_a_later_stage_is_refused(settings: Settings) -> None:

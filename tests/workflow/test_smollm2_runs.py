@@ -31,7 +31,7 @@ def test_both_share_answers_and_rows_and_each_stores_its_own_states(workflow: Wo
 def test_a_run_trains_answers_alone_and_measures_whole_questions(settings: Settings, run: str, variant: str) -> None:
     plan = settings.plan(runs=[run])
     recipe = plan.configs[run, variant, "answers"].recipe
-    assert plan.rows(run, variant, "answers").endswith(f"/{DATA}-long-1536-split/manifest.json")  # answers alone
+    assert plan.rows(run, variant, "answers")[0].endswith(f"/{DATA}-long-1536-split/manifest.json")  # answers alone
     evaluation = plan.evaluation_of[run]
     assert plan.vocabulary_while_drafting(run, variant) == [f"results/{run}/{variant}/draft_vocabulary_8192.json"]
     depth = recipe.draft.lag if run == "smollm2-glide" else recipe.draft.steps

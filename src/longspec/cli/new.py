@@ -85,7 +85,7 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     except ValueError as error:
         return [*lines, f"time and memory: known once the target is here ({error})"]
     ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    planned = plan_stage(read, recipe, config.runtime, whole_rows(rows, length), ranks, device)
+    planned = plan_stage(read, recipe, config.runtime, [whole_rows(rows, length)], ranks, device)
     rate, machine = _machine()
     needed, there = peak(estimate(planned.setup)), memory_of(device)
     each, owner = ("GPU", "it") if device.type == "cuda" else ("process", "this machine")

@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from longspec import jsonl, shown
 from longspec.atomic_files import read_json_object
 from longspec.config import yaml_files
+from longspec.config.mix import mix_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
@@ -55,7 +56,7 @@ def asked_of(draft: Path) -> tuple[str, bool]:
     """
     settings = draft / "training_config.yaml"
     stages = yaml_files.read(settings) if settings.is_file() else {}
-    for name in reversed([stage["recipe"]["data"]["name"] for stage in stages.values()]):
+    for name in reversed([name for stage in stages.values() for name in mix_of(stage["recipe"]["data"]["name"])]):
         path = Path("data/raw") / name / "held_out.jsonl"
         record = next(iter(jsonl.read(path)), None) if path.is_file() else None
         if record is not None:

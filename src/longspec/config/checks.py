@@ -1,5 +1,6 @@
 """Check what must fit together in a section, beyond types and ranges. Each raises ValueError with the key."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from longspec.config.names import (
     wheel_source,
 )
 from longspec.config.schema import MUON, OFFLINE, Build, Recipe, Runtime, States
+from longspec.config.typed import Mix
 from longspec.families import FAMILIES
 
 BUILT = "build"  # the source of a target that the workflow makes
@@ -100,11 +102,16 @@ def check_recipe(recipe: DictConfig) -> None:
     check_init(recipe.init)
     settings.check(recipe)
     check_states(recipe)
-    check_replay(recipe)
+    check_shares(recipe)
 
 
-def check_replay(recipe: DictConfig) -> None:
-    """Check the shares of replayed stages. Whether these are earlier ones of the run: workflow.settings.runs."""
+def check_shares(recipe: DictConfig) -> None:
+    """Check the shares of data sets and of replayed stages. Whether there are such: workflow.settings."""
+    key, mix = "recipe.data.name", recipe.data.name
+    if not isinstance(mix, str):
+        check(Mix, mix, key)
+        if not math.isclose(total := sum(mix.values()), 1, abs_tol=0.005):
+            raise ValueError(f"{key}: the shares of {', '.join(mix)} are {total:g} together; give shares whose sum is 1")
     key, replay = "recipe.data.replay", recipe.data.replay
     if recipe.stage in replay:
         raise ValueError(f"{key}.{recipe.stage}: is this stage itself; name earlier stages of the run alone")

@@ -19,6 +19,7 @@ from longspec.atomic_files import sha256_text
 from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.faults import one_line, unknown_key
+from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
 from longspec.config.schema import Build, Config, Files, Recipe, Runtime
 
@@ -136,5 +137,18 @@ def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
 
 
 def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_DIR) -> DictConfig:
-    """Return one stage of one run's variant, as the workflow trains it."""
-    return compose("train", [f"run={run}", f"variant={variant}", f"stage={stage}"], config_dir)
+    """Return one stage of one run's variant, as the workflow trains it; data sets of a mix are replayed in its shares."""
+
+    def composed(name: str) -> DictConfig:
+        return compose("train", [f"run={run}", f"variant={variant}", f"stage={name}"], config_dir)
+
+    config, known, replay = composed(stage), stages_of(run, config_dir), dict[str, float]()
+    for name, share in config.recipe.data.replay.items():
+        mix = mix_of(composed(name).recipe.data.name if name in known else name)
+        for dataset, part in mix.items():
+            each, of_all = (name, share) if len(mix) == 1 else (f"{name}{OF_STAGE}{dataset}", round(share * part, 9))
+            replay[each] = replay.get(each, 0) + of_all
+    OmegaConf.set_readonly(config, False)
+    config.recipe.data.replay = replay
+    OmegaConf.set_readonly(config, True)
+    return config

@@ -32,7 +32,9 @@ class StageFile(Keys):
     like: Text | None = Field(
         None, description="the file of config/stage/ that it begins with; null: of its own name, or train"
     )
-    data: Text | None = Field(None, description="the data set that it trains on; in place of recipe.data.name")
+    data: Text | dict[str, Any] | None = Field(
+        None, description="the data set that it trains on, or several with their shares; in place of recipe.data.name"
+    )
     recipe: Section = Field({}, description="what decides its weights")
     runtime: Section = Field({}, description="how it is trained")
 
@@ -119,7 +121,11 @@ def read_run(run: str, folders: Sequence[Path]) -> Run:
     if says.data and not says.stages:
         if len(says.data) > 1:
             told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
-            raise ValueError(f"{shown(path)}: stages: missing; a stage trains on one data set: stages: {{{told}}}")
+            mix = ", ".join(f"{name}: {1 / len(says.data):.4f}" for name in says.data)
+            raise ValueError(
+                f"{shown(path)}: stages: missing; train on one data set after the other, stages: {{{told}}}, or on a mix, "
+                f"stages: {{{TRAIN}: {{data: {{{mix}}}}}}}"
+            )
         says = says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
     return Run(run, path.stem, path, says)
 
@@ -173,6 +179,8 @@ def _over(beneath: Section, own: Section) -> Section:
             section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
     named = _mapping(own.get("stages", stages))
     merged = {name: _merged(stages.get(name, {}), numbers or {}) for name, numbers in named.items()}
+    for name, numbers in named.items():  # a mix as a whole
+        merged[name] |= {key: value for key, value in (numbers or {}).items() if key == "data"}
     return _merged(beneath, own) | {"stages": merged}
 
 
@@ -248,10 +256,12 @@ def numbers_of(run: Run, stage: str, folders: Sequence[Path]) -> str:
 def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[Path]) -> Section:
     """Return the sections that a run sets of a stage; rows of `train` are no longer than the target's positions."""
     says = run.says.stages[stage]
-    data: Section = {} if says.data is None else {"name": says.data}
+    data: Section = {}
     is_said = "sequence_length" in run.says.recipe.get("data", {})
     if facts is not None and facts.positions is not None and numbers_of(run, stage, folders) == TRAIN and not is_said:
         files = (folder / f"stage/{TRAIN}.yaml" for folder in folders)
         numbers = yaml_files.read(next(path for path in files if path.is_file()))
         data["sequence_length"] = min(facts.positions, numbers["recipe"]["data"]["sequence_length"])
-    return {"recipe": _merged({"stage": stage, "data": data}, says.recipe), "runtime": says.runtime}
+    recipe = _merged({"stage": stage, "data": data}, says.recipe)
+    recipe["data"] |= {} if says.data is None else {"name": says.data}
+    return {"recipe": recipe, "runtime": says.runtime}

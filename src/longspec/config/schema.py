@@ -19,9 +19,12 @@ from longspec.config.typed import (
     Flag,
     Keys,
     Name,
+    NameOrMix,
     Number,
     Once,
+    PartOfAll,
     Rate,
+    Replayed,
     RowTokens,
     Seed,
     Share,
@@ -69,14 +72,17 @@ class Data:
     """The rows that a stage trains on."""
 
     __pydantic_config__ = KNOWN
-    name: Annotated[Name, means("a data set, of `data` in the run's file or config/workflow.yaml")] = MISSING
+    name: Annotated[
+        NameOrMix,
+        means("a data set of `data`, or several with their shares of the trained tokens, such as {chats: 0.7, books: 0.3}"),
+    ] = MISSING
     sequence_length: Annotated[RowTokens, means("the number of tokens in a row")] = MISSING
     collation: Annotated[
         str, words(*COLLATIONS), means("what is trained: every token (base, long-nomask), or answers only (long, longcot)")
     ] = MISSING
     overlong: Annotated[str, words(*OVERLONG), means("what is done with documents longer than a row")] = "split"
     replay: Annotated[
-        dict[Name, Annotated[Number, Field(gt=0, lt=1)]],
+        dict[Replayed, PartOfAll],
         means("the share of the trained tokens that is of earlier stages' data, by the stages' names, such as {base: 0.2}"),
     ] = field(default_factory=dict, metadata=LATER)
 
@@ -185,7 +191,7 @@ class Runtime:
     held_out_every: Annotated[
         CountOrNone, means("the number of optimizer steps between estimates of acceptance on held-out text; 0: none")
     ] = 0
-    held_out_rows: Annotated[Count, means("the number of held-out rows of such an estimate")] = 1
+    held_out_rows: Annotated[Count, means("the number of held-out rows of such an estimate, of each data set")] = 1
     log_target_loss: Annotated[
         Flag, means("whether the target's own loss is logged; without it hard labels need no more of it than keys and values")
     ] = True
@@ -264,11 +270,11 @@ class Files:
     """Where the trainer started by hand finds and leaves things; not part of the frozen configuration."""
 
     target: str = MISSING
-    data: str = MISSING
+    data: Any = MISSING  # a path; of a stage that mixes data sets a list of them, in the order of their names
     init_weights: str | None = None
     vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
-    states: str | None = None  # manifest.json of stored states, where recipe.states.source is offline
-    held_out_states: str | None = None  # and shard.json of those of the held-out rows, where these are measured
+    states: Any = None  # manifest.json of stored states, where recipe.states.source is offline
+    held_out_states: Any = None  # and shard.json of those of the held-out rows, where these are measured
     replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
     replay_states: dict[str, str] = field(default_factory=dict)  # and of their stored states
     out: str = MISSING

@@ -94,6 +94,12 @@ Flag = Annotated[bool, Strict()]
 Name = Annotated[
     str, Strict(), AfterValidator(checked_name), Field(title="a name", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
 ]
+Replayed = Annotated[
+    str,
+    Strict(),
+    AfterValidator(lambda text: "/".join(map(checked_name, text.split("/", 1)))),
+    Field(title="a stage, or a stage/data set", json_schema_extra={"pattern": f"^{NAME.pattern}(/{NAME.pattern})?$"}),
+]
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]
 
@@ -103,6 +109,13 @@ Count = Annotated[Whole, Field(ge=1, le=MANY)]
 CountOrNone = Annotated[Whole, Field(ge=0, le=MANY)]
 Size = Annotated[Whole, Field(ge=1, le=2**20)]  # of a layer of a small target
 Seed = Annotated[Whole, Field(ge=0, le=2**63 - 1)]  # torch takes no larger one, and numpy none below 0
+PartOfAll = Annotated[Number, Field(gt=0, lt=1)]
+Mix = dict[Name, PartOfAll]  # data sets with their shares
+NameOrMix = Annotated[  # a mix is checked apart, so that a fault names the data set
+    Any,
+    AfterValidator(lambda data: data if isinstance(data, dict) else checked_name(data)),
+    Field(title="a name, or a mapping from names to shares", json_schema_extra={"type": ["string", "object"]}),
+]
 Rate = Annotated[Number, Field(gt=0, le=1)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 # Zero for greedy. Below the smallest float32 overflows; above the largest, every token is as likely as the next.

@@ -13,6 +13,7 @@ import yaml
 
 from longspec import chain_length, methods
 from longspec.atomic_files import check_files, files_below, read_json
+from longspec.config.mix import mix_told
 from longspec.config.names import HUB_PREFIX
 from longspec.engines import VLLM
 from longspec.shown import brief
@@ -66,7 +67,12 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
     config, provenance = read_json(folder / "config.json"), read_json(folder / "provenance.json")
     training = yaml.safe_load((folder / "training_config.yaml").read_text(encoding="utf-8"))
     stages = [
-        {"name": name, "recipe": training[name]["recipe"], "training": provenance["stages"][name]}
+        {
+            "name": name,
+            "recipe": (recipe := training[name]["recipe"]),
+            "data": mix_told(recipe["data"]["name"]),
+            "training": provenance["stages"][name],
+        }
         for name in provenance["order"]
         if name in training  # those after the published one have not trained it
     ]

@@ -4,7 +4,7 @@ The report holds the verdicts of all variants; `python -m longspec.measure gates
 """
 
 import argparse
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +18,14 @@ from longspec.measure.tasks import Settings
 
 Row = dict[str, Any]
 Measured = Mapping[str, Evaluation]
+Stages = Mapping[str, Collection[str]]
 
 
-def judge(
-    stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, gates: dict[str, float | None]
-) -> list[Row]:
+def judge(stages: Stages, final: str, measured: Measured, settings: Settings, gates: dict[str, float | None]) -> list[Row]:
     """Return a row for each comparison of each gate that is on: acceptance length before and after, share lost, verdict.
 
-    stages: by name, in order, the data that each trains on; final: the published one; measured: by drafter. `passed` is None
-    where nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their intervals: a gate
+    stages: by name, in order, the data sets of each; final: the published one; measured: by drafter. `passed` is None where
+    nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their intervals: a gate
     that held whenever too little was measured would be none.
     """
     rows: list[Row] = []
@@ -55,30 +54,29 @@ def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *f
     return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
 
 
-def _forgetting(stages: Mapping[str, str], final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
+def _forgetting(stages: Stages, final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
     """Compare each stage with those before it, on the tasks of their data: for each dataset, the last that trained on it."""
     if len(stages) == 1:
         yield _row("forgetting", None, final, limit, "there is no stage before it")
-    for before, stage in _pairs(stages):
-        data = stages[before]
+    for before, stage, data in _pairs(stages):
         own = [name for name, task in settings.tasks.items() if task.origin == data]
         what = f"{stage} after {before}, on {data}"
-        if stages[stage] == data:
+        if data in stages[stage]:
             yield _row("forgetting", None, what, limit, f"both stages train on {data}")
         elif not own:
             yield _row("forgetting", None, what, limit, f"no task measures {data}")
-        for task in own if stages[stage] != data else []:
+        for task in own if data not in stages[stage] else []:
             found = [acceptance(measured[name], measured[name].of_task(task)) for name in (before, stage)]
             yield _row("forgetting", task, what, limit, "", *found)
 
 
-def _pairs(stages: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _pairs(stages: Stages) -> Iterator[tuple[str, str, str]]:
     names = list(stages)
     for number, stage in enumerate(names[1:], 1):
-        last_on = {stages[before]: before for before in names[:number]}
+        last_on = {data: before for before in names[:number] for data in stages[before]}
         for data, before in last_on.items():
-            if before == names[number - 1] or data != stages[stage]:
-                yield before, stage
+            if before == names[number - 1] or data not in stages[stage]:
+                yield before, stage, data
 
 
 def _context(final: str, measured: Evaluation, settings: Settings, limit: float) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from typing import Any
 from longspec import jsonl
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.config import Recipe, load
+from longspec.config.mix import mix_of, mix_told
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.measure import lines
@@ -26,7 +27,12 @@ class Stage:
 
     @property
     def data(self) -> str:
-        return str(self.recipe.data.name)
+        """Return its data in words."""
+        return mix_told(self.recipe.data.name)
+
+    @property
+    def datasets(self) -> list[str]:
+        return list(mix_of(self.recipe.data.name))
 
     def total(self, name: str) -> Any:
         """Return the sum of a number over all steps."""

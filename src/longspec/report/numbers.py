@@ -67,10 +67,11 @@ def improvements(variant: Variant, settings: Settings) -> list[Row]:
     begun_with = IMPORTED if IMPORTED in variant.baselines else UNTRAINED
     for before, stage in zip([begun_with, *variant.stage_names], variant.stages, strict=False):
         new, old = variant.evaluations[stage.name], variant.evaluations[before]
-        own: list[str | None] = [name for name, task in settings.tasks.items() if task.origin == stage.data]
+        own: list[str | None] = [name for name, task in settings.tasks.items() if task.origin in stage.datasets]
         for task in own or [None]:
             found = difference(new, old, new.of_task(task)) if task else UNMEASURED
-            rows.append({"stage": stage.name, "before": before, "data": stage.data, "task": task} | found)
+            data = settings.tasks[task].origin if task else stage.data
+            rows.append({"stage": stage.name, "before": before, "data": data, "task": task} | found)
     return rows
 
 
@@ -133,7 +134,7 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
     final = drafters[variant.final]
     all_P = final.of_task(None)
     by_task = {name: {task: acceptance(one, one.of_task(task)) for task in settings.tasks} for name, one in drafters.items()}
-    judged = gate.judge({stage.name: stage.data for stage in variant.stages}, variant.final, drafters, settings, gates)
+    judged = gate.judge({stage.name: stage.datasets for stage in variant.stages}, variant.final, drafters, settings, gates)
     both = drafters.get(WITH_LOOKUP)
     return {
         "variants": by_task,

@@ -37,7 +37,7 @@ def environment() -> Environment:
             "verdict": verdict,
             "visible": lambda text: text.replace("\t", "⇥").replace("\n", "↵\n"),  # a line end still ends the line
             "position": lambda names, name: names.index(name) % STAGES + 1,
-            "data_of": lambda variant, drafter: next((s.data for s in variant.stages if s.name == drafter), None),
+            "data_of": lambda variant, drafter: next((s.datasets for s in variant.stages if s.name == drafter), []),
         }
     )
     return made

@@ -41,7 +41,8 @@ def _shown(value: Any) -> str:
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
     """Return stages as columns, settings as rows; each cell (text, differs from the stage before)."""
-    recipes = [flatten(plain(stage.recipe)) for stage in variant.stages]
+    contents = [(stage.data, plain(stage.recipe)) for stage in variant.stages]
+    recipes = [flatten(recipe | {"data": recipe["data"] | {"name": told}}) for told, recipe in contents]
     method = methods.settings_of(variant.stages[0].recipe.method.name)
     own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
     covered = {*RECIPE_ROWS, *HIDDEN, "steps"} | {key for row in own for key in row[0][0]}
@@ -55,7 +56,8 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
     measured = [
         ("optimizer steps", [f"{len(stage.metrics):,}" for stage in variant.stages]),
         *((title, [f"{stage.total(name):,}" for stage in variant.stages]) for name, title in counts.items()),
-        *_replayed(variant.stages),
+        *_counted(variant.stages, "labels of the mix", "mixed_labels"),
+        *_counted(variant.stages, "labels replayed", "replayed_labels"),
         ("training seconds", [f"{stage.total('seconds'):,.0f}" for stage in variant.stages]),
         ("steps skipped", [f"{stage.metrics[-1]['skipped']:,}" for stage in variant.stages]),
     ]
@@ -66,16 +68,16 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
     }
 
 
-def _replayed(stages: list[Stage]) -> list[tuple[str, list[str]]]:
-    """Return the shares of the trained tokens that were earlier stages', as counted step by step; no row where none was."""
+def _counted(stages: list[Stage], title: str, name: str) -> list[tuple[str, list[str]]]:
+    """Return the shares of the trained tokens by their sources, as counted step by step; no row where nothing was counted."""
     cells = []
     for stage in stages:
         counts = Counter[str]()
         for row in stage.metrics:
-            counts.update(row.get("replayed_labels", {}))
-        shares = (f"{name} {count / stage.total('labels'):.1%}" for name, count in sorted(counts.items()))
+            counts.update(row.get(name, {}))
+        shares = (f"{source} {count / stage.total('labels'):.1%}" for source, count in sorted(counts.items()))
         cells.append(", ".join(shares) or "none")
-    return [("labels replayed", cells)] if set(cells) != {"none"} else []
+    return [(title, cells)] if set(cells) != {"none"} else []
 
 
 def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:

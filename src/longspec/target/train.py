@@ -20,7 +20,7 @@ from longspec.atomic_files import files_below, new_folder
 from longspec.config import Build
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows, Row
-from longspec.data.replay import Schedule
+from longspec.data.schedule import Schedule
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility

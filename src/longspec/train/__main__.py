@@ -100,7 +100,7 @@ def train_step(
         "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
         "data_seconds": waited,
         **{name: int(count) for name, count in zip(counts, counted, strict=True)},
-        **({"replayed_labels": batches.replayed_labels(step)} if batches.rows.replayed else {}),
+        **batches.labels_by_source(step),
         **({"left_out_rows": batches.num_left_out(step)} if batches.recipe.states.source == OFFLINE else {}),
     }
 
@@ -120,8 +120,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         # Rank 0 alone hashes files of states that are not known to be whole; the others find its note.
-        of_first_rank(lambda: bool(open_stored(job, rows, held_out.rows, dtype, vocabulary)), ranks)
-        stored = open_stored(job, rows, held_out.rows, dtype, vocabulary)
+        of_first_rank(lambda: bool(open_stored(job, rows, held_out.of_each, dtype, vocabulary)), ranks)
+        stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
     found = of_first_rank(lambda: find_resumable(folder, identity), ranks)

@@ -1,7 +1,7 @@
 """The trainer's two doors: frozen files, or a Hydra experiment by name that is frozen first."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -24,7 +24,8 @@ DESCRIPTION = (
     "its last checkpoint."
 )
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
-PATHS = ("target", "data", "out", "init_weights", "vocabulary", "states", "held_out_states")  # of a Job
+PATHS = ("target", "out", "init_weights", "vocabulary")  # of a Job
+OF_EACH = ("data", "states", "held_out_states")  # a path for each data set that the stage mixes
 SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # of a job's end, as squeue tells it
 
 
@@ -35,13 +36,13 @@ class Job:
     recipe: Any
     runtime: Any
     target: Path
-    data: Path
+    data: Sequence[Path]  # of each of its data sets, in the order of their names
     init_weights: Path | None
     out: Path
     deadline: float | None = None  # seconds since 1970
     vocabulary: Path | None = None
-    states: Path | None = None
-    held_out_states: Path | None = None
+    states: Sequence[Path] = ()
+    held_out_states: Sequence[Path] = ()
     replay: Mapping[str, Path] = field(default_factory=dict)  # packed rows of recipe.data.replay, by their stages
     replay_states: Mapping[str, Path] = field(default_factory=dict)  # and their stored states
 
@@ -54,13 +55,16 @@ def parser() -> argparse.ArgumentParser:
         ("--recipe", "recipe.yaml: what decides the weights"),
         ("--runtime", "runtime.yaml: what does not"),
         ("--target", "target_manifest.json"),
-        ("--data", "manifest.json of the packed rows"),
         ("--init-weights", "draft weights or a draft folder to begin with; default: fresh"),
         ("--vocabulary", "draft_vocabulary_{size}.json, where the recipe wants one"),
-        ("--states", "manifest.json of stored states, where the recipe wants them"),
-        ("--held-out-states", "manifest of the held-out rows' stored states"),
     ):
         frozen.add_argument(name, type=Path, metavar="FILE", help=purpose)
+    for name, purpose in (
+        ("--data", "manifest.json of the packed rows; of a mix those of each data set, in the order of their names"),
+        ("--states", "manifest.json of their stored states, where the recipe wants them"),
+        ("--held-out-states", "manifest of the held-out rows' stored states"),
+    ):
+        frozen.add_argument(name, type=Path, nargs="+", default=[], metavar="FILE", help=purpose)
     for name, purpose in (
         ("--replay", "packed rows of each stage that recipe.data.replay names"),
         ("--replay-states", "their stored states, where the recipe wants them"),
@@ -89,13 +93,13 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
         return _freeze_experiment(options, ranks)
     if options.cfg:
         raise ValueError("--cfg: shows an experiment; name it: -cp config/exp -cn NAME")
-    missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if getattr(options, name) is None]
+    missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if not getattr(options, name)]
     if missing:
         raise ValueError(f"missing {', '.join(missing)}; or name an experiment: -cp config/exp -cn NAME")
     if options.overrides:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
-    given: dict[str, Any] = {name: getattr(options, name) for name in PATHS}
+    given: dict[str, Any] = {name: getattr(options, name) for name in (*PATHS, *OF_EACH)}
     given |= {"replay": dict(options.replay), "replay_states": dict(options.replay_states)}
     return _checked(Job(recipe, runtime, deadline=options.deadline, **given))
 
@@ -165,5 +169,8 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
     given: dict[str, Any] = {name: None if files[name] is None else Path(files[name]) for name in PATHS}
+    for name in OF_EACH:
+        paths = [files[name]] if isinstance(files[name], str) else files[name] or []
+        given[name] = [Path(path) for path in paths]
     given |= {key: {name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states")}
     return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, **given))

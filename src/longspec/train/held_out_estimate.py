@@ -4,7 +4,7 @@ Shapes: S tokens of a row.
 """
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -22,17 +22,18 @@ from longspec.states.stored_states import held_out_number
 
 
 class HeldOut:
-    """Measures every `runtime.held_out_every` steps and after the last one, on the same rows each time.
+    """Measures every `runtime.held_out_every` steps and after the last one, on the same rows each time, of each data set.
 
     Raises ValueError when it is asked for and there are no held-out records.
     """
 
-    def __init__(self, rows: PackedRows, recipe: Recipe, runtime: Runtime, ranks: Ranks, steps: int) -> None:
+    def __init__(self, own: Sequence[PackedRows], recipe: Recipe, runtime: Runtime, ranks: Ranks, steps: int) -> None:
         self.every, self.ranks, self.steps = runtime.held_out_every, ranks, steps
         self.left_out: Collection[int] = ()  # rows without stored states
         method, settings = method_of(recipe)
         self.drafted, self.arguments = method.drafted_steps(settings), method.each_step(settings)
-        self.rows = held_out_rows(rows, runtime.held_out_rows) if self.every else []
+        self.of_each = [held_out_rows(rows, runtime.held_out_rows) for rows in own] if self.every else []
+        self.rows = [row for rows in self.of_each for row in rows]
         if self.every:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from longspec.config import Recipe
+from longspec.config.mix import shares_of
 from longspec.data.pack.arrow_shards import count_labels
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
@@ -68,7 +69,7 @@ class StepBatches:
         """left_out: rows without stored states, which keep their places in the global batches and have no labels."""
         self.rows, self.recipe, self.micro_batch, self.ranks = rows, recipe, micro_batch, ranks
         self.target_positions, self.left_out = target_positions, left_out
-        self.schedule = rows.schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
+        self.schedule = rows.schedule(shares_of(recipe.data), recipe.global_batch, recipe.seed)
         self.method, self.settings = method_of(recipe)
 
     def row_numbers(self, step: int) -> np.ndarray:
@@ -84,9 +85,9 @@ class StepBatches:
         """Count trained tokens of the whole global batch."""
         return count_labels(self.rows.find, self._trained(step))
 
-    def replayed_labels(self, step: int) -> dict[str, int]:
-        """Count trained tokens of the whole global batch that are replayed, by the stages that they are of."""
-        return self.rows.labels_by_name(self._trained(step))
+    def labels_by_source(self, step: int) -> dict[str, dict[str, int]]:
+        """Count trained tokens of the whole global batch, as TrainedRows does, where they are of several sources."""
+        return self.rows.labels_by_source(self._trained(step))
 
     def num_left_out(self, step: int) -> int:
         """Count rows of the whole global batch that are left out."""

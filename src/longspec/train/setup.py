@@ -1,6 +1,6 @@
 """Sets up a training job before its first step: rows, stored states, steps, target and draft, and the identity of these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,8 +9,10 @@ import torch
 
 from longspec.atomic_files import read_json, sha256_file
 from longspec.config import OFFLINE, plain
+from longspec.config.mix import mix_of, mix_told, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows, open_replayed
+from longspec.data.pack.held_out_rows import HeldOutRow
+from longspec.data.schedule import TrainedRows, open_alike
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
@@ -27,14 +29,18 @@ from longspec.train.arguments import Job
 class StoredInputs:
     """The stored states that a job reads: of its own rows, of replayed ones by their stages, and of held-out ones."""
 
-    own: StoredRows
+    own: list[StoredRows]
     replayed: dict[str, StoredRows]
     held_out: StoredRows | None  # None where nothing is measured on them
 
     @property
     def rows(self) -> StoredRows:
         """All trained rows' states, numbered as TrainedRows numbers these."""
-        return StoredRows([shard for each in (self.own, *self.replayed.values()) for shard in each.shards])
+        return _joined([*self.own, *self.replayed.values()])
+
+
+def _joined(stored: list[StoredRows]) -> StoredRows:
+    return StoredRows([shard for each in stored for shard in each.shards])
 
 
 def identity_of(
@@ -46,7 +52,7 @@ def identity_of(
     """
     found = {
         "recipe": plain(job.recipe),
-        "data": rows.own.data_hash,
+        "data": rows.of_own([each.data_hash for each in rows.own]),
         "target": target_hash(job.target),
         "init_weights": None if job.init_weights is None else sha256_file(draft_weights_file(job.init_weights)),
         "dtype": str(dtype),
@@ -56,7 +62,7 @@ def identity_of(
     if rows.replayed:
         found["replayed"] = {name: each.data_hash for name, each in rows.replayed.items()}
     if stored is not None:
-        found["states"] = _identity_of_states(stored.own)
+        found["states"] = rows.of_own([_identity_of_states(each) for each in stored.own])
         if stored.replayed:
             found["replayed_states"] = {name: _identity_of_states(each) for name, each in stored.replayed.items()}
     return found
@@ -74,14 +80,14 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
     vocabulary = vocabulary_for(job.recipe, job.vocabulary)
     if vocabulary is not None:
         assert job.vocabulary is not None
-        vocabulary.check_tokenizer(job.vocabulary, rows.own.manifest["tokenizer"], job.data)
+        vocabulary.check_tokenizer(job.vocabulary, rows.own[0].manifest["tokenizer"], job.data[0])
         target = read_json(job.target)["path"]
         vocabulary.check_tokens(job.vocabulary, read_target_config(target).vocab_size, target)
     return vocabulary
 
 
 def open_stored(
-    job: Job, rows: TrainedRows, held_out: list[Any], dtype: torch.dtype, vocabulary: DraftVocabulary | None
+    job: Job, rows: TrainedRows, held_out: list[list[HeldOutRow]], dtype: torch.dtype, vocabulary: DraftVocabulary | None
 ) -> StoredInputs | None:
     """Open the stored states that the job trains on, and those of its held-out rows; None where it trains online.
 
@@ -91,8 +97,7 @@ def open_stored(
         if job.states or job.held_out_states or job.replay_states:
             raise ValueError(f"--states: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
         return None
-    if job.states is None:
-        raise ValueError("--states: missing; recipe.states.source is offline: give the manifest.json of its stored states")
+    check_each(job.states, rows, "--states", "recipe.states.source is offline: give the manifest.json of its stored states")
     config = read_target_config(read_json(job.target)["path"])
 
     def opened(path: Path, source: RowSource) -> StoredRows:
@@ -101,16 +106,24 @@ def open_stored(
         return stored
 
     check_replay(job, job.replay_states, "--replay-states", "the manifest.json of its stored states")
-    own = opened(job.states, TrainingRows(rows.own))
+    own = [opened(path, TrainingRows(each)) for path, each in zip(job.states, rows.own, strict=True)]
     replayed = {name: opened(job.replay_states[name], TrainingRows(each)) for name, each in rows.replayed.items()}
     if not held_out:
         return StoredInputs(own, replayed, None)
-    if job.held_out_states is None:
-        raise ValueError(
-            "--held-out-states: missing; runtime.held_out_every measures on held-out rows: give the shard.json of python -m "
-            "longspec.states build --held-out, or set it to 0"
-        )
-    return StoredInputs(own, replayed, opened(job.held_out_states, HeldOutSource(rows.own, held_out)))
+    advice = (
+        "runtime.held_out_every measures on held-out rows: give the shard.json of python -m longspec.states build --held-out, "
+        "or set it to 0"
+    )
+    check_each(job.held_out_states, rows, "--held-out-states", advice)
+    sources = [HeldOutSource(*each) for each in zip(rows.own, held_out, strict=True)]
+    return StoredInputs(own, replayed, _joined(list(map(opened, job.held_out_states, sources))))
+
+
+def check_each(given: Sequence[Path], rows: TrainedRows, option: str, advice: str) -> None:
+    """Raise ValueError, with the advice, unless a file is given for each of the stage's own data sets."""
+    if len(given) != len(rows.own):
+        several = "" if len(rows.own) == 1 else ", one for each of --data, in the same order"
+        raise ValueError(f"{option}: {f'{len(given)} given' if given else 'missing'}; {advice}{several}")
 
 
 def build_trainer(
@@ -142,13 +155,22 @@ def build_trainer(
 
 def open_rows(job: Job) -> TrainedRows:
     """Open the packed rows, with those that are replayed. Raises ValueError for some that the recipe wants packed otherwise."""
-    rows = PackedRows(job.data)
+    first = PackedRows(job.data[0])
     for name in ("sequence_length", "collation", "overlong"):
-        packed, wanted = rows.manifest[name], job.recipe.data[name]
+        packed, wanted = first.manifest[name], job.recipe.data[name]
         if packed != wanted:
-            raise ValueError(f"{job.data}: {name}: packed with {packed}, recipe.data.{name} is {wanted}; pack the data again")
+            raise ValueError(
+                f"{job.data[0]}: {name}: packed with {packed}, recipe.data.{name} is {wanted}; pack the data again"
+            )
+    own, mix = [first, *open_alike(job.data[1:], first)], mix_of(job.recipe.data.name)
+    held = [str(rows.manifest.get("dataset")) for rows in own]
+    if len(own) != len(mix) or (len(mix) > 1 and held != list(mix)):
+        raise ValueError(
+            f"--data: rows of {', '.join(held)}; recipe.data.name is {mix_told(job.recipe.data.name)}: give the manifest.json "
+            f"of each, in this order: {', '.join(mix)}"
+        )
     check_replay(job, job.replay, "--replay", "the manifest.json of its rows, packed like the stage's own")
-    return TrainedRows(rows, open_replayed(job.replay, rows))
+    return TrainedRows(*own, replayed=dict(zip(job.replay, open_alike(job.replay.values(), first), strict=True)))
 
 
 def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) -> None:
@@ -165,5 +187,5 @@ def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) ->
 def total_steps(job: Job, rows: TrainedRows) -> int:
     """Count optimizer steps of the whole stage. Raises ValueError when the data does not fill one global batch."""
     recipe = job.recipe
-    schedule = rows.schedule(recipe.data.replay, recipe.global_batch, recipe.seed)
+    schedule = rows.schedule(shares_of(recipe.data), recipe.global_batch, recipe.seed)
     return recipe.steps or schedule.steps(recipe.epochs)

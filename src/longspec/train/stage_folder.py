@@ -114,7 +114,7 @@ def extract_draft(job: Job) -> None:
 
     A process of its own: making drafts is no part of training. Raises ValueError with the verb's own words where it fails.
     """
-    options = [job.out / CHECKPOINT, "--target", job.target, "--out", job.out / DRAFT, "--data", job.data]
+    options = [job.out / CHECKPOINT, "--target", job.target, "--out", job.out / DRAFT, "--data", *job.data]
     options += [] if job.vocabulary is None else ["--vocabulary", job.vocabulary]
     command = [sys.executable, "-m", "longspec.draft", "extract", *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True)

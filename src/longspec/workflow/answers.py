@@ -7,6 +7,7 @@ from pathlib import Path
 
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
+from longspec.config.mix import mix_of
 from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
@@ -116,7 +117,8 @@ class AnswersPlan:
 
     def wanted(self) -> list[tuple[str, str]]:
         """Each target with each dataset that it answers."""
-        pairs = [(config.recipe.model.name, config.recipe.data.name) for config in self.choices.configs.values()]
+        recipes = [config.recipe for config in self.choices.configs.values()]
+        pairs = [(recipe.model.name, name) for recipe in recipes for name in mix_of(recipe.data.name)]
         pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
         return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
 

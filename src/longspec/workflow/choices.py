@@ -6,6 +6,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config.checks import BUILT
+from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
 from longspec.config.run_file import Run
 from longspec.data.raw import is_hub
@@ -138,9 +139,9 @@ class Choices:
     # Which datasets are used for what.
 
     def replayed_data(self, run: str, variant: str, stage: str) -> dict[str, str]:
-        """Return the datasets that a stage replays, by the earlier stages that they are of, in the order of their names."""
-        names = sorted(self.configs[run, variant, stage].recipe.data.replay)
-        return {name: self.configs[run, variant, name].recipe.data.name for name in names}
+        """Return the datasets that a stage replays, by what recipe.data.replay calls them, in the order of these names."""
+        names = [(name, *name.split(OF_STAGE)) for name in sorted(self.configs[run, variant, stage].recipe.data.replay)]
+        return {name: (of or [self.configs[run, variant, earlier].recipe.data.name])[0] for name, earlier, *of in names}
 
     def mixture(self, model: str) -> list[Any]:
         """Return the phases of training of a target; none of a fetched one."""
@@ -148,9 +149,11 @@ class Choices:
 
     def datasets_in_use(self) -> dict[str, str]:
         """Return every dataset of the chosen runs with the key that names it."""
-        names = {}
+        names: dict[str, str] = {}
         for (run, _, stage), config in self.configs.items():
-            names[config.recipe.data.name] = f"run '{run}', stage '{stage}': recipe.data.name"
+            mix = mix_of(config.recipe.data.name)
+            key = f"run '{run}', stage '{stage}': recipe.data.name"
+            names |= {name: f"{key}.{name}" if len(mix) > 1 else key for name in mix}
         for model in self.built:
             for phase in self.mixture(model):
                 names[phase["dataset"]] = f"config/model/{model}.yaml: build.mixture: dataset"
@@ -163,12 +166,8 @@ class Choices:
     def datasets_trained_on(self) -> set[str]:
         """Return every dataset that a stage or a built target trains on."""
         phases = [phase["dataset"] for model in self.built for phase in self.mixture(model)]
-        return {config.recipe.data.name for config in self.configs.values()} | set(phases)
+        return {name for config in self.configs.values() for name in mix_of(config.recipe.data.name)} | set(phases)
 
     def trained_on_by(self, run: str) -> set[str]:
         """Return the datasets that a run's stages train on."""
-        return {config.recipe.data.name for config in self.configs_of(run, None)}
-
-    def datasets_in_order(self, run: str) -> list[list[str]]:
-        """Return for each variant of a run the datasets of its stages in order."""
-        return [[config.recipe.data.name for config in self.configs_of(run, variant)] for variant in self.variants[run]]
+        return {name for config in self.configs_of(run, None) for name in mix_of(config.recipe.data.name)}

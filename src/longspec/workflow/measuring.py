@@ -165,7 +165,7 @@ def check_finals(choices: Choices) -> None:
             raise ValueError(
                 f"{choices.files[run].file}: final: {BEST}: a stage is chosen by held-out records, and no task is of such: set "
                 f"it to {LAST}, or add one to evaluation.tasks in {evaluation.file_of('tasks')}, such as own: "
-                f"{{data: {choices.datasets_in_order(run)[0][0]}, context: [64, 448]}}"
+                f"{{data: {min(choices.trained_on_by(run))}, context: [64, 448]}}"
             )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import write_text
 from longspec.config import to_yaml
+from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import LOOKUP, readable_name
 from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
@@ -63,10 +64,10 @@ class Plan(MeasuringPlan):
 
     # Rows: a stage's own, and those of earlier stages that it replays.
 
-    def rows(self, run: str, variant: str, stage: str) -> str:
-        """Return the manifest of the rows that a stage trains on."""
+    def rows(self, run: str, variant: str, stage: str) -> list[str]:
+        """Return the manifests of the rows that a stage trains on, in the order of its data sets' names."""
         recipe = self.configs[run, variant, stage].recipe
-        return _packed(recipe, recipe.data.name)
+        return [_packed(recipe, dataset) for dataset in mix_of(recipe.data.name)]
 
     def replayed_rows(self, run: str, variant: str, stage: str) -> list[str]:
         """Return the manifests of the rows that a stage replays, packed like its own, in the order of their stages' names."""
@@ -81,7 +82,7 @@ class Plan(MeasuringPlan):
 
     def all_rows(self, run: str, variant: str | None = None) -> list[str]:
         """Return the manifests of the own rows of all stages of a run, or of one variant of it."""
-        return sorted({self.rows(*stage) for stage in self.stages_of(run, variant)})
+        return sorted({path for stage in self.stages_of(run, variant) for path in self.rows(*stage)})
 
     def trained_rows(self, run: str, variant: str | None = None) -> list[str]:
         """Return the manifests of all rows that a run trains on, or one variant of it: own and replayed ones."""
@@ -91,8 +92,15 @@ class Plan(MeasuringPlan):
     # Draft vocabularies.
 
     def named_rows(self, run: str, variant: str) -> list[str]:
-        """Return the rows of each stage under its name: the trained tokens of all stages are counted, each stage's once."""
-        return [f"{stage[2]}={self.rows(*stage)}" for stage in self.stages_of(run, variant)]
+        """Return the rows of each stage under its name, of a mix under stage/data set: the trained tokens of all are counted,
+        those of each once.
+        """
+        named = []
+        for stage in self.stages_of(run, variant):
+            mix = mix_of(self.configs[stage].recipe.data.name)
+            names = [stage[2] if len(mix) == 1 else f"{stage[2]}{OF_STAGE}{name}" for name in mix]
+            named += [f"{name}={path}" for name, path in zip(names, self.rows(*stage), strict=True)]
+        return named
 
     def taken_vocabulary(self, run: str, variant: str, size: str) -> list[str]:
         """Return the file of another run, or of the draft to begin with, whose tokens are taken; none where this run counts."""

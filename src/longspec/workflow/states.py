@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, to_yaml, yaml_files
+from longspec.config.mix import OF_STAGE, mix_of
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime
@@ -52,8 +53,8 @@ class StatesPlan:
         """Note the folders that a stage reads."""
         recipe, (run, variant, _) = self.plan.configs[stage].recipe, stage
         decides = folder_name(recipe, self._vocabulary(run, variant))
-        manifests = [self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
-        datasets = [recipe.data.name, *self.plan.replayed_data(*stage).values()]
+        manifests = [*self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
+        datasets = [*mix_of(recipe.data.name), *self.plan.replayed_data(*stage).values()]
         folders = [(recipe.model.name, Path(manifest).parent.name, decides) for manifest in manifests]
         self._folders_of[stage] = folders
         self._datasets |= dict(zip(folders, datasets, strict=True))
@@ -111,13 +112,13 @@ class StatesPlan:
         """
         run, variant, name = linked.split("/")
         stage = (run, variant, name)
-        own, *replayed = map(_path, self._folders_of[stage])
+        folders, mixed = list(map(_path, self._folders_of[stage])), len(self.plan.rows(*stage))
         runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
         if self.is_trained(stage) and frozen.is_file():  # since `runtime` trains nothing again
             runtime = yaml_files.read(frozen)
         number = runtime["held_out_rows"] if runtime["held_out_every"] else 0
-        held_out = [own / f"held-out-{number}"] if number else []
-        return [f"{folder}/contents.json" for folder in (own, *held_out, *replayed)]
+        held_out = [folder / f"held-out-{number}" for folder in folders[:mixed]] if number else []
+        return [f"{folder}/contents.json" for folder in (*folders[:mixed], *held_out, *folders[mixed:])]
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
         """Return the trainer's options that name these states."""
@@ -125,10 +126,10 @@ class StatesPlan:
             return []
         names = list(self.plan.replayed_data(run, variant, stage))
         found = [str(Path(path).with_name("manifest.json")) for path in self.contents(f"{run}/{variant}/{stage}")]
-        of_stage, replayed = found[: len(found) - len(names)], found[len(found) - len(names) :]
-        options = [word for pair in zip(("--states", "--held-out-states"), of_stage, strict=False) for word in pair]
-        named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
-        return [*options, "--replay-states", *named] if named else options
+        of_stage, mixed = found[: len(found) - len(names)], len(self.plan.rows(run, variant, stage))
+        named = [f"{name}={path}" for name, path in zip(names, found[len(of_stage) :], strict=True)]
+        parts = {"--states": of_stage[:mixed], "--held-out-states": of_stage[mixed:], "--replay-states": named}
+        return [word for option, files in parts.items() if files for word in (option, *files)]
 
     # Making again and removing.
 
@@ -234,8 +235,11 @@ def _needed(path: Path) -> list[tuple[str, str, Any]]:
     states, data = recipe.get("states", {}), recipe["data"]
     if _is_done(path.parent) or states.get("source") != OFFLINE:
         return []
-    replayed = [yaml_files.read(path.parents[1] / name / path.name)["data"]["name"] for name in data.get("replay", {})]
+    replayed: list[str] = []
+    for name in data.get("replay", {}):
+        earlier, *of = name.split(OF_STAGE)
+        replayed += of or [yaml_files.read(path.parents[1] / earlier / path.name)["data"]["name"]]
     shape = {"collation": data["collation"], "length": data["sequence_length"], "overlong": data["overlong"]}
     model = recipe["model"]["name"]
-    packed = [paths.PACKED.format(model=model, dataset=name, **shape) for name in (data["name"], *replayed)]
+    packed = [paths.PACKED.format(model=model, dataset=name, **shape) for name in (*mix_of(data["name"]), *replayed)]
     return [(model, Path(manifest).parent.name, states) for manifest in packed]

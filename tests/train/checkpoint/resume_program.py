@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.train import engine as engines
@@ -70,7 +70,7 @@ def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any
     share = share_global_batch(recipe.global_batch, runtime.micro_batch, ranks.world_size)
     engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype)
     rows = PackedRows(Path(plan["data"]))
-    held_out = HeldOut(rows, recipe, runtime, ranks, case["steps"])
+    held_out = HeldOut([rows], recipe, runtime, ranks, case["steps"])
     return engine, StepBatches(TrainedRows(rows), recipe, share[0], ranks, 400), held_out
 
 

@@ -72,7 +72,7 @@ def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str
 def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:
     """Labels and documents of real rows, each counted."""
     data, (recipe, runtime) = PackedRows(corpus.answers), frozen(folder)
-    made = plan.plan_stage(TARGET, recipe, runtime, plan.counted_rows(corpus.answers), 2, torch.device("cpu"))
+    made = plan.plan_stage(TARGET, recipe, runtime, [plan.counted_rows(corpus.answers)], 2, torch.device("cpu"))
     assert made.steps == len(data) // 4
     method, settings = method_of(recipe)
     labels = sum(int(data[number].loss_mask_S.sum()) for number in range(len(data)))
@@ -83,7 +83,7 @@ def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:
 
 def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     recipe, runtime = frozen(folder)
-    setup = plan.plan_stage(TARGET, recipe, runtime, Rows(8, [LENGTH], LENGTH), 1, torch.device("cpu")).setup
+    setup = plan.plan_stage(TARGET, recipe, runtime, [Rows(8, [LENGTH], LENGTH)], 1, torch.device("cpu")).setup
     state = GlideLayer(TARGET).state_dict()
     write_draft(folder / "draft", published_layout(state), {})
     files = sum(path.stat().st_size for path in (folder / "draft").iterdir())
@@ -121,18 +121,27 @@ def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys:
     assert message in capsys.readouterr().err
 
 
-def test_a_stage_that_replays_others_takes_the_more_steps(folder: Path) -> None:
+def test_a_stage_of_several_sources_is_counted_by_their_shares(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its own rows are seen as often as without; their number and the operations are counted by hand."""
     recipe, runtime = frozen(folder)
     recipe = copy.deepcopy(recipe)
     recipe._set_flag("readonly", False)
     full, tenth = Rows(400, [LENGTH], 40), Rows(100, [LENGTH], 4)
-    alone = plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"))
+    alone = plan.plan_stage(TARGET, recipe, runtime, [full], 1, torch.device("cpu"))
     recipe.data.replay = {"base": 0.5}
     equal, sparse = (
-        plan.plan_stage(TARGET, recipe, runtime, full, 1, torch.device("cpu"), replayed) for replayed in ({}, {"base": tenth})
+        plan.plan_stage(TARGET, recipe, runtime, [full], 1, torch.device("cpu"), replayed) for replayed in ({}, {"base": tenth})
     )
     assert (alone.steps, equal.steps, sparse.steps) == (100, 200, 1101)  # of 4,404 rows 400 are own ones
     assert equal.operations.total == pytest.approx(alone.operations.total)
-    of_ten = plan.plan_stage(TARGET, frozen(folder)[0], runtime, tenth, 1, torch.device("cpu")).operations
+    of_ten = plan.plan_stage(TARGET, frozen(folder)[0], runtime, [tenth], 1, torch.device("cpu")).operations
     assert sparse.operations.total == pytest.approx((alone.operations.total + 10 * of_ten.total) / 11)
+    recipe.data.replay, recipe.data.name = {}, {"books": 0.5, "chats": 0.5}
+    mixed = plan.plan_stage(TARGET, recipe, runtime, [full, tenth], 1, torch.device("cpu"))
+    assert mixed.steps == 125  # as many rows as both have
+    assert mixed.operations.total == pytest.approx(sparse.operations.total)
+    write_text(folder / "recipe.yaml", to_yaml(recipe))
+    assert plan.main(command(folder, "--rows", "400")) == 1
+    assert "give --data or --rows for each of 1 stages, whose data sets are 2: " in capsys.readouterr().err
+    assert plan.main(command(folder, "--rows", "400", "100")) == 0
+    assert "\n  data: books 50%, chats 50% of the trained tokens\n" in capsys.readouterr().out

@@ -14,7 +14,7 @@ import torch
 
 from longspec.config import OFFLINE, States
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PackedRows
-from longspec.data.replay import TrainedRows
+from longspec.data.schedule import TrainedRows
 from longspec.methods.contract import Method
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width

@@ -5,7 +5,7 @@ All is told by the configurations and the target's config.json; no weights are l
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import ConfigError, Recipe, Runtime, load
+from longspec.config.mix import mix_of, mix_told, shares_of
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.replay import Schedule, chances
+from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
@@ -92,21 +93,20 @@ def plan_stage(
     config: Any,
     recipe: Recipe,
     runtime: Runtime,
-    rows: Rows,
+    own: Sequence[Rows],
     world_size: int,
     device: torch.device,
     replayed: Mapping[str, Rows] | None = None,
 ) -> Plan:
-    """Plan one stage. replayed: rows by the earlier stages that they are of; a missing one is counted like the stage's own.
+    """Plan one stage. own: its rows, of each of its data sets; replayed: rows by what recipe.data.replay calls them, a missing
+    one is counted like the stage's first.
 
     Raises ValueError when the data or the ranks do not fit the global batch.
     """
-    replay = sorted(recipe.data.replay.items())
-    sources = [rows, *((replayed or {}).get(name, rows) for name, _ in replay)]
-    shares = [1 - sum(share for _, share in replay), *(share for _, share in replay)]
+    sources = [*own, *((replayed or {}).get(name, own[0]) for name in sorted(recipe.data.replay))]
     # Of each source, to be a row of a global batch.
-    chance = chances([1] * len(sources), [each.labels for each in sources], shares)
-    schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0)
+    chance = chances([1] * len(sources), [each.labels for each in sources], shares_of(recipe.data))
+    schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
     steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
     wide = recipe.precision == "fp32" or (recipe.precision == "auto" and device.type == "cpu")
@@ -133,6 +133,7 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
+        *([] if isinstance(recipe.data.name, str) else [f"  data: {mix_told(recipe.data.name)} of the trained tokens"]),
         *([f"  replayed: {replayed} of the trained tokens"] if replayed else []),
         f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
         table(setup),
@@ -151,7 +152,8 @@ def parser() -> argparse.ArgumentParser:
     add("--recipe", type=Path, nargs="+", required=True, metavar="FILE", help="recipe.yaml of each stage")
     add("--runtime", type=Path, nargs="+", required=True, metavar="FILE", help="runtime.yaml of each stage")
     add("--target", required=True, help="its folder, its target_manifest.json or its name on the hub")
-    add("--data", type=Path, nargs="+", metavar="FILE", help="manifest.json of each stage's packed rows")
+    data = "manifest.json of each stage's packed rows; of a mix those of each data set, in the order of their names"
+    add("--data", type=Path, nargs="+", metavar="FILE", help=data)
     add("--rows", type=int, nargs="+", metavar="N", help="or how many")
     replay = "and of rows that are replayed; without it they count as the stage's own"
     add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
@@ -162,18 +164,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[Rows]:
-    """Return the rows of each stage. Raises ValueError when there are not as many as stages."""
-    if len(options.data or options.rows or []) != len(recipes):
+def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows]]:
+    """Return the rows of each stage, of each of its data sets. Raises ValueError when there are not as many as these."""
+    recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
+    if len(options.data or options.rows or []) != len(recipe_of):
+        several = "" if len(recipe_of) == len(recipes) else f", whose data sets are {len(recipe_of)}"
         raise ValueError(
-            f"give --data or --rows for each of {len(recipes)} stages: how many steps an epoch has depends on them"
+            f"give --data or --rows for each of {len(recipes)} stages{several}: how many steps an epoch has depends on them"
         )
     if options.data:
         for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
             print(one_line(f"WARNING {warning}"), file=sys.stderr)
-        return [counted_rows(manifest) for manifest in options.data]
-    lengths = [recipe.data.sequence_length for recipe in recipes]
-    return [whole_rows(number, length) for number, length in zip(options.rows, lengths, strict=True)]
+        found = [counted_rows(manifest) for manifest in options.data]
+    else:
+        found = [whole_rows(each, recipe.data.sequence_length) for each, recipe in zip(options.rows, recipe_of, strict=True)]
+    left = iter(found)
+    return [[next(left) for _ in mix_of(recipe.data.name)] for recipe in recipes]
 
 
 def main(argv: list[str]) -> int:

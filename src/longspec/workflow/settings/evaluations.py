@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longspec.config.faults import check, faults_in
+from longspec.config.mix import mix_of
 from longspec.config.run_file import Run
 from longspec.data import presets
 from longspec.measure import tasks
@@ -37,7 +38,7 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> Ru
     own = dict(run.says.evaluation)
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
         recipes = [config.recipe for key, config in configs.items() if key[0] == run.name]
-        rows = {recipe.data.name: recipe.data.sequence_length for recipe in recipes}
+        rows = {name: recipe.data.sequence_length for recipe in recipes for name in mix_of(recipe.data.name)}
         own["tasks"] = {
             name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": AUTO}
             for name, length in rows.items()

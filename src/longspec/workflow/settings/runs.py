@@ -13,6 +13,7 @@ from longspec import methods
 from longspec.config import compose_stage, differences, plain
 from longspec.config.checks import BUILT
 from longspec.config.faults import did_you_mean, faults_in
+from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
 from longspec.decode.levels import levels_of
@@ -156,13 +157,17 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
 
 
 def check_replays(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a replayed stage that is none of the run, or no earlier one."""
+    """Raise ValueError, with the key, for a replayed stage that is no earlier one of the run, or has no such data set."""
     for (run, variant, stage), config in choices.configs.items():
         earlier = choices.stages[run][: choices.stages[run].index(stage)]
         for name in config.recipe.data.replay:
-            if name not in earlier:
-                key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
-                raise ValueError(f"{key}: is no earlier stage of the run; {did_you_mean(name, earlier)}")
+            key = f"run '{run}', variant '{variant}', stage '{stage}': recipe.data.replay.{name}"
+            replayed, *of = name.split(OF_STAGE)
+            if replayed not in earlier:
+                raise ValueError(f"{key}: is no earlier stage of the run; {did_you_mean(replayed, earlier)}")
+            mix = mix_of(choices.configs[run, variant, replayed].recipe.data.name)
+            if of and of[0] not in mix:
+                raise ValueError(f"{key}: stage '{replayed}' trains on no such data set; {did_you_mean(of[0], mix)}")
 
 
 def with_lenders(

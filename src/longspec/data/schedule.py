@@ -1,13 +1,14 @@
-"""The rows that a stage trains on, its own and those of earlier stages that it replays (recipe.data.replay), and when.
+"""The rows that a stage trains on, and when: of its data sets (recipe.data.name), and of those that it replays.
 
 Which rows an optimizer step trains is a function of (seed, step) alone, whatever ranks and micro batches share it.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,23 +18,27 @@ from longspec.data.pack.arrow_shards import PackedRows, Row, count_labels
 
 
 class Schedule:
-    """The rows of each global batch: a stage's own (source 0) and those it replays (sources 1, 2, ...), numbered through.
+    """The rows of each global batch: of the first `own` sources, a stage's own, and of those it replays, numbered through.
 
     num_rows: of each source. chances: of each source, that a row of a batch is its; their sum is 1. At every step each source
-    has had its chance's part of all rows, to a row or two. Its rows are taken without replacement until it is used up, then
-    again in another order. An epoch of the own rows leaves out what does not fill a whole global batch.
-    Raises ValueError when the own rows do not fill one.
+    has had its chance's part of all rows, to a row or a few. Its rows are taken without replacement until it is used up, then
+    again in another order. An epoch has as many own rows as there are, less what does not fill a whole global batch: a single
+    own source passes over these, of several one repeats rows and another leaves out as many.
+    Raises ValueError when the own rows do not fill a global batch.
     """
 
-    def __init__(self, num_rows: list[int], chances: list[float], global_batch_size: int, seed: int) -> None:
-        if num_rows[0] < global_batch_size:
+    def __init__(self, num_rows: list[int], chances: list[float], global_batch_size: int, seed: int, own: int = 1) -> None:
+        rows = sum(num_rows[:own])
+        if rows < global_batch_size:
             raise ValueError(
-                f"recipe.global_batch: {global_batch_size} rows in a step do not fit {num_rows[0]} packed rows; "
+                f"recipe.global_batch: {global_batch_size} rows in a step do not fit {rows} packed rows; "
                 "lower global_batch or data.sequence_length, or bring more data"
             )
-        self.num_rows, self.rows_an_epoch = num_rows, [num_rows[0] // global_batch_size * global_batch_size, *num_rows[1:]]
+        self.own, self.own_rows = own, rows // global_batch_size * global_batch_size  # in an epoch
+        self.num_rows, self.rows_an_epoch = num_rows, [self.own_rows, *num_rows[1:]] if own == 1 else num_rows
         self.global_batch_size, self.seed = global_batch_size, seed
         self.first_rows = [sum(num_rows[:source]) for source in range(len(num_rows))]
+        self.own_share = sum(chances[:own]) / sum(chances)
         self._shares_of_rest = [chance / sum(chances[source:]) for source, chance in enumerate(chances)]
         # A step looks at the present epoch of every source, now and then at the next one.
         self._order = lru_cache(maxsize=2 * len(num_rows))(self._shuffled)
@@ -48,11 +53,11 @@ class Schedule:
         return [*counts, rows]
 
     def steps(self, epochs: int) -> int:
-        """Return the optimizer steps in which the own rows are trained `epochs` times, as far as whole batches go."""
-        wanted = self.rows_an_epoch[0] * epochs
-        # No count strays from its chance by more than half a row.
-        step = ceil((wanted + 1) / (self._shares_of_rest[0] * self.global_batch_size))
-        while self.taken(step * self.global_batch_size)[0] > wanted:
+        """Return the optimizer steps that train as many own rows as `epochs` have, as far as whole batches go."""
+        wanted = self.own_rows * epochs
+        # No count strays from its chance by more than half a row for each source that was split off before.
+        step = ceil((wanted + self.own) / (self.own_share * self.global_batch_size))
+        while sum(self.taken(step * self.global_batch_size)[: self.own]) > wanted:
             step -= 1
         return step
 
@@ -84,22 +89,22 @@ def chances(num_rows: list[int], labels: list[int], shares: list[float]) -> list
 
 
 class TrainedRows:
-    """A stage's own packed rows and replayed ones as one, numbered through: the own first, then by the stages' names."""
+    """All rows of a stage as one, numbered through: of its own data sets in order, then replayed ones by their names."""
 
-    def __init__(self, own: PackedRows, replayed: Mapping[str, PackedRows] | None = None) -> None:
+    def __init__(self, *own: PackedRows, replayed: Mapping[str, PackedRows] | None = None) -> None:
         self.own, self.replayed = own, dict(sorted((replayed or {}).items()))
-        self.sequence_length = own.sequence_length
-        self.sources = [own, *self.replayed.values()]
+        self.sources = [*own, *self.replayed.values()]
+        self.sequence_length = self.sources[0].sequence_length
         self._edges = np.cumsum([0, *map(len, self.sources)]).tolist()
 
     def __len__(self) -> int:
         return int(self._edges[-1])
 
     def source_of(self, row: int) -> tuple[int, int]:
-        """Return the place of a row's source, 0 for the own, and the row's number there."""
+        """Return the place of a row's source, and the row's number there."""
         source = bisect_right(self._edges, int(row)) - 1
         if not 0 <= source < len(self.sources):
-            raise IndexError(f"{self.own.path}: row {row} of {len(self)}")
+            raise IndexError(f"{self.sources[0].path}: row {row} of {len(self)}")
         return source, int(row) - self._edges[source]
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
@@ -111,43 +116,47 @@ class TrainedRows:
         source, number = self.source_of(row)
         return self.sources[source][number]
 
-    def labels_by_name(self, rows: NDArray[np.int64]) -> dict[str, int]:
-        """Count the trained tokens in some of the replayed rows, by the stage that they are of."""
-        found = dict.fromkeys(self.replayed, 0)
-        names = list(self.replayed)
-        for row in rows:
-            source, _ = self.source_of(row)
-            if source:
-                found[names[source - 1]] += count_labels(self.find, [row])
-        return found
+    def of_own(self, values: Sequence[Any]) -> Any:
+        """Return what belongs to the own rows: of one data set the value itself, of several a mapping from their names."""
+        by_name = {rows.manifest.get("dataset"): value for rows, value in zip(self.own, values, strict=True)}
+        return values[0] if len(self.own) == 1 else by_name
 
-    def schedule(self, shares: Mapping[str, float], global_batch_size: int, seed: int) -> Schedule:
-        """Return the rows of each step. shares: of the trained tokens, by the names of the replayed stages.
+    def labels_by_source(self, rows: NDArray[np.int64]) -> dict[str, dict[str, int]]:
+        """Count the trained tokens in some rows, as metrics have them: of several own data sets, and of what is replayed."""
+        counts = [0] * len(self.sources)
+        for row in rows if len(self.sources) > 1 else ():
+            counts[self.source_of(row)[0]] += count_labels(self.find, [row])
+        own, replayed = counts[: len(self.own)], dict(zip(self.replayed, counts[len(self.own) :], strict=True))
+        mixed = {"mixed_labels": self.of_own(own)} if len(own) > 1 else {}
+        return mixed | ({"replayed_labels": replayed} if replayed else {})
+
+    def schedule(self, shares: list[float], global_batch_size: int, seed: int) -> Schedule:
+        """Return the rows of each step. shares: of the trained tokens, of each source (config.mix.shares_of).
 
         Raises ValueError, with the file, for rows without a trained token, and when the own rows do not fill a global batch.
         """
         num_rows = [len(rows) for rows in self.sources]
-        if not self.replayed:
+        if len(self.sources) == 1:
             return Schedule(num_rows, [1.0], global_batch_size, seed)
         for rows in self.sources:
             if not rows.manifest["labels"]:
                 raise ValueError(
                     f"{rows.path}: no token of it is trained in the collation {rows.manifest['collation']}, so it has no share "
-                    "of them; leave its stage out of recipe.data.replay, or choose another recipe.data.collation"
+                    "of them; leave it out of recipe.data.name or recipe.data.replay, or choose another recipe.data.collation"
                 )
-        in_order = [1 - sum(shares.values()), *(shares[name] for name in self.replayed)]
-        wanted = chances(num_rows, [rows.manifest["labels"] for rows in self.sources], in_order)
-        return Schedule(num_rows, wanted, global_batch_size, seed)
+        wanted = chances(num_rows, [rows.manifest["labels"] for rows in self.sources], shares)
+        return Schedule(num_rows, wanted, global_batch_size, seed, len(self.own))
 
 
-def open_replayed(paths: Mapping[str, Path], own: PackedRows) -> dict[str, PackedRows]:
-    """Open the replayed rows, by the names of their stages. Raises ValueError for rows made otherwise than the own."""
-    found = {name: PackedRows(path) for name, path in paths.items()}
-    for name, rows in found.items():
+def open_alike(paths: Iterable[Path], first: PackedRows) -> list[PackedRows]:
+    """Open further rows of a stage. Raises ValueError for rows made otherwise than the first."""
+    found = []
+    for path in paths:
+        found.append(rows := PackedRows(path))
         for key in ("tokenizer", "sequence_length", "collation", "overlong"):
-            if rows.manifest[key] != own.manifest[key]:
+            if rows.manifest[key] != first.manifest[key]:
                 raise ValueError(
-                    f"{paths[name]}: {key}: made with {rows.manifest[key]}, the stage's own rows with {own.manifest[key]}; "
-                    "tokenize and pack what is replayed like these"
+                    f"{path}: {key}: made with {rows.manifest[key]}, {first.path.parent} with {first.manifest[key]}; tokenize "
+                    "and pack all rows of a stage alike"
                 )
     return found
