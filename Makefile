@@ -41,7 +41,7 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo gpu smollm2 smollm2-bench test test-slurm test-serve serve quick pythons demo-anew lint chaos status preflight resume
+.PHONY: demo gpu gpu-packages smollm2 smollm2-bench test test-slurm test-serve serve quick pythons demo-anew lint chaos status preflight resume
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-train | $(TMPDIR)
@@ -77,6 +77,9 @@ test-serve: serve
 # torch and transformers are taken as they are there, so this installs nothing.
 gpu:
 	python benchmarks/gpu.py
+
+gpu-packages: $(VENV)/.stamp-train
+	python benchmarks/gpu_packages.py
 
 # What its tests need: the engines and drafts for them. The tests of an engine that is missing skip themselves.
 ENGINES := vllm llama.cpp openvino

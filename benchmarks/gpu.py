@@ -14,7 +14,7 @@
 
 A part that was stopped or killed goes on where it was when the same command runs again. A part that fails says so and stops no
 other. Nothing is downloaded: torch and transformers are taken as they are, and a part whose packages are missing names them and
-is skipped. Packages in .gpu/ are found (make gpu-packages, on another machine). Kept in gpu.json, with the card, the versions
+is skipped. Packages in .gpu/ are found (gpu_packages.py). Kept in gpu.json, with the card, the versions
 and the commit of each part; the page is gpu.html.
 """
 
@@ -34,15 +34,15 @@ from typing import Any
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / ".gpu"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.gpu_parts import PARTS, ROOT, Parts, StoppedError
+from benchmarks.gpu_parts import PACKAGES, PARTS, ROOT, Parts, StoppedError
+
+sys.path[1:1] = [str(ROOT / "src"), str(PACKAGES)]
 
 LIMIT = 520  # seconds of a part
 LIBRARIES = ("torch", "transformers", "deepspeed", "flash-attn", "liger-kernel", "triton")
 READING = ("yaml", "jsonlines", "omegaconf", "hydra", "pydantic", "rich", "scipy", "matplotlib", "jinja2")
-TRAINING = (*READING, "snakemake", "deepspeed", "datasets", "tokenizers", "safetensors", "pyarrow", "openai")
+TRAINING = (*READING, "snakemake", "deepspeed", "datasets", "tokenizers", "safetensors", "pyarrow")
 NEEDED = {"tests": ("pytest", "hypothesis", *READING), "demo": TRAINING, "resume": TRAINING}
 # What torch 2.11 lacks of 2.13, and what stands in its place: in the copy that all parts run, and named in each part's result.
 LACKING = {
