@@ -5,7 +5,8 @@
 # make pythons   `make quick` on each Python from 3.11 to 3.13 that is found, in environments .venv-3.11 and so on, and the demo on the
 #                newest, from nothing; others than those on PATH: make pythons PYTHONS=<folders that hold bin/ or <version>/bin/>
 # make test-slurm   tests on a real Slurm that is brought up on this machine: Debian or Ubuntu, root; it installs Slurm's packages
-# make gpu     on a machine with a GPU: its tests, steps against their floor, the demo, decoding; keeps the results of each part
+# make gpu     on a machine with a GPU: its tests, steps against their floor, attention, decoding, the demo killed and resumed, in parts
+#              that go on where they were stopped; one page of all. `make gpu-packages`: what it needs there beside torch, in .gpu/
 # make test-serve   the demo's drafts in unmodified engines, each in an environment of its own (.venv-serve; vLLM's: 3.4 GB)
 # make lint    style, types, the workflow's own lint; notes on rooms and files that have grown large
 # make chaos MOMENTS=300   a small run of the whole graph, killed and damaged at so many random moments

@@ -103,7 +103,6 @@ def test_no_part_stops_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found["demo"]["missing"] == ["no_such_module", "nor_this"]
     assert found["resume"]["failed_with"] == "there is no demo yet: its part comes first"
     assert "unfinished" in found["attention"]
-    assert found["steps"]["device"] == "cpu"
     text = (tmp_path / "gpu.html").read_text()
     assert "no &lt;card&gt;" in text
     assert "not installed there: no_such_module, nor_this" in text
