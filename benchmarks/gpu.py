@@ -39,7 +39,7 @@ from benchmarks.gpu_parts import PACKAGES, PARTS, ROOT, Parts, StoppedError
 
 sys.path[1:1] = [str(ROOT / "src"), str(PACKAGES)]
 
-LIMIT = 520  # seconds of a part
+LIMIT = 500  # seconds of a part
 LIBRARIES = ("torch", "transformers", "deepspeed", "flash-attn", "liger-kernel", "triton")
 READING = ("yaml", "jsonlines", "omegaconf", "hydra", "pydantic", "rich", "scipy", "matplotlib", "jinja2")
 TRAINING = (*READING, "snakemake", "deepspeed", "datasets", "tokenizers", "safetensors", "pyarrow")
