@@ -1,18 +1,17 @@
 """Time and memory of the attention backends, forward and backward, as ratios to ours in one run.
 
     python benchmarks/attention.py                  on this machine's CPU, or its GPU when there is one
-    python benchmarks/attention.py --lengths 32768  other row lengths
+    python benchmarks/attention.py --lengths 32768  other row lengths; a second call measures what is missing
 
 Compared with ours (sdpa in blocks; on a GPU flash_attention_2 and flex_attention too, when they are there): eager, and
-scaled_dot_product_attention with the whole mask. The result is kept in benchmarks/results/attention_{device}.json.
+scaled_dot_product_attention with the whole mask. The result is kept in benchmarks/results/attention_{device}.jsonl,
+a line for each way.
 
 Shapes: B rows, N query heads, K key/value heads, S tokens, D head width.
 """
 
 import argparse
 import ctypes
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -28,6 +27,7 @@ from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.cells import fill
 from tests.eager import EAGER
 from tests.eager import attend as attend_eagerly
 
@@ -116,25 +116,6 @@ def measure(way: Callable[..., Tensor], visibility: Callable[[], Visibility], le
     return {"seconds": min(seconds[1:]), "megabytes": max(peaks[1:]) / 2**20}
 
 
-def run(device: str, lengths: list[int]) -> list[dict[str, Any]]:
-    """All measurements, with the ratio of each to ours."""
-    rows = []
-    for length in lengths:
-        for kind in visibilities(length, device):
-            ours: dict[str, float] = {}
-            for name, way in ways(device, length).items():
-                numbers = measure(way, lambda kind=kind, length=length: visibilities(length, device)[kind], length, device)
-                ours = ours or numbers
-                ratios = {f"{key}_to_ours": numbers[key] / ours[key] for key in numbers}
-                rows.append({"length": length, "sees": kind, "way": name, **numbers, **ratios})
-                print(
-                    f"{length:6d}  {kind:22s} {name:18s} {numbers['seconds'] * 1e3:9.1f} ms {ratios['seconds_to_ours']:6.2f} x"
-                    f" {numbers['megabytes']:9.1f} MB {ratios['megabytes_to_ours']:6.2f} x",
-                    flush=True,
-                )
-    return rows
-
-
 def main() -> None:
     """Measure and keep the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -142,16 +123,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the result")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     options = parser.parse_args()
-    lengths = options.lengths or list(LENGTHS[device])
-    measured_on = {
-        "device": torch.cuda.get_device_name() if device == "cuda" else platform.machine(),
-        "threads": torch.get_num_threads(),
+    path, lengths = options.out / f"attention_{device}.jsonl", options.lengths or LENGTHS[device]
+    about = {
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "torch": torch.__version__,
-        "heads": dict(zip(("query", "key_value", "width"), HEADS[device], strict=True)),
+        "threads": torch.get_num_threads(),
+        "heads": list(HEADS[device]),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    content = {**measured_on, "measured": run(device, lengths)}
-    (options.out / f"attention_{device}.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    for length in lengths:
+        for kind in visibilities(length, device):
+            cells = [about | {"length": length, "sees": kind, "way": name} for name in ways(device, length)]
+
+            def make(cell: dict[str, Any]) -> dict[str, float]:
+                way = ways(device, cell["length"])[cell["way"]]
+                return measure(way, lambda: visibilities(cell["length"], device)[cell["sees"]], cell["length"], device)
+
+            ours, *others = fill(path, cells, make)
+            for cell in others:
+                ratios = (f"{cell[key] / ours[key]:.2f} x ours in {key}" for key in ("seconds", "megabytes"))
+                print(f"{length:6d}  {kind:22s} {cell['way']:18s} {', '.join(ratios)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.drafters import DraftInput
+from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.levels import DEFAULT_SHAPE, Levels
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
@@ -48,9 +48,10 @@ PARTS = ("seconds", "seconds_draft", "seconds_target")
 LEAST_OF_TAU, MOST_OUTSIDE, LEAST_COST = 0.6, 0.1, 10
 
 
-class ForcedDrafter(GlideDrafter):
+class Forced(Drafter):
     """Drafts as ever; then the deepest node's path is right for as many tokens as are to be kept, and all else is wrong."""
 
+    target: Any
     round = 0
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
@@ -63,6 +64,10 @@ class ForcedDrafter(GlideDrafter):
         right_K = draft_input.roots_B + 1 + torch.arange(kept, device=path.device)
         tree.tokens_BS[0, path[:kept]] = right_K % self.target.config.vocab_size
         return tree
+
+
+class ForcedDrafter(Forced, GlideDrafter):
+    """GLIDE's."""
 
 
 class ForwardTime:

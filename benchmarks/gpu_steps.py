@@ -8,17 +8,16 @@ A step is the target's forward, the draft's forward and backward, and AdamW in f
 weights, all on the GPU. Each row names the attention backend.
 
 * floor: the seconds that the formulas' operations (longspec/train/estimate/flops.py) take at the rate of a large bf16 product,
-  or that the fewest bytes take at the rate of a large copy, whichever is more; both rates are measured in the same run
+  or that the fewest bytes take at the rate of a large copy, whichever is more (floor_by); both rates are measured first
 * of_estimate: the allocator's peak against the estimate of the plan (longspec/train/estimate/memory.py)
 
-Kept in gpu_steps.json, which grows row by row; a second call measures what is missing in it.
+Kept in gpu_steps.jsonl, a line for each row: a second call measures what is missing in it.
 
 Shapes: B rows, S tokens.
 """
 
 import argparse
 import gc
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +28,9 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.cells import fill
+from benchmarks.machine import RESULTS, WORK
 from longspec import methods
 from longspec.config import compose
 from longspec.draft_vocabulary import DraftVocabulary
@@ -39,7 +41,6 @@ from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.flops import operations
 from longspec.train.estimate.memory import GPU_OVERHEAD, estimate, peak, setup_of
 
-RESULTS = Path(__file__).parent / "results"
 COMMON = {"max_position_embeddings": 65_536, "rope_theta": 1e6, "tie_word_embeddings": False}
 SHAPES: dict[str, dict[str, Any]] = {
     "qwen2.5-7b": {
@@ -69,7 +70,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 LENGTHS, TINY_LENGTHS = (1024, 8192, 32_768), (64, 256)
 VOCABULARY = 32_000  # tokens that an EAGLE-3 draft proposes
-OWN = {"glide": [], "eagle3": ["recipe.method.sliding_window=null", "recipe.draft.steps=7"]}  # as published
+# The run whose stage is taken, and what is set to what was published; EAGLE-3's vocabulary: VOCABULARY.
+RUNS = {
+    "dflash": ["run=demo-dflash", "recipe.method.layers=null", "recipe.method.depth=5", "recipe.method.block_size=16"],
+    "eagle3": ["run=smollm2-eagle3", "recipe.method.sliding_window=null", "recipe.draft.steps=7", "recipe.draft.start=random"],
+    "glide": ["run=smollm2-glide", "recipe.draft.start=random"],
+}
 
 
 def build_target(shape: dict[str, Any], device: torch.device, dtype: torch.dtype) -> Any:
@@ -83,11 +89,11 @@ def build_target(shape: dict[str, Any], device: torch.device, dtype: torch.dtype
 
 def recipe_of(method: str, length: int, tokens: int) -> tuple[Any, Any]:
     """Return recipe and runtime of a stage at this length, for a target of so many tokens: the run for SmolLM2, online."""
-    overrides = [f"run=smollm2-{method}", "stage=answers", "deepspeed=zero1"]
+    overrides = [*RUNS[method], "stage=answers", "deepspeed=zero1"]
     overrides += [f"variant={name}" for name in methods.settings_of(method).VARIANTS[:1]]
     overrides += [f"recipe.data.sequence_length={length}", "recipe.states.source=online", "recipe.states.top_k=null"]
-    overrides += ["recipe.precision=auto", "recipe.optimizer.name=adamw", "recipe.draft.start=random", *OWN[method]]
-    if methods.has_own_vocabulary(method):
+    overrides += ["recipe.precision=auto", "recipe.optimizer.name=adamw"]
+    if method == "eagle3":
         overrides.append(f"recipe.method.vocabulary={min(VOCABULARY, tokens // 4)}")
     composed = compose("train", overrides)
     return composed.recipe, composed.runtime
@@ -143,14 +149,18 @@ def measured_rates(device: torch.device, dtype: torch.dtype) -> dict[str, float]
     return {"operations": 2.0 * side**3 / product, "bytes": 2.0 * elements / seconds_of(lambda: goal.copy_(source), device)}
 
 
+def method_of(recipe: Any, tokens: int) -> tuple[Any, Any]:
+    """Return a recipe's method and settings beside a target of so many tokens; a draft vocabulary is spread over them."""
+    size = methods.vocabulary_size(recipe)
+    ids = tuple(range(0, tokens, tokens // size))[:size] if size else ()
+    return methods.method_of(recipe, DraftVocabulary(ids, tokens, "random", {"all": 1.0}) if size else None)
+
+
 def measure(target: Any, method: str, attention: str, length: int, rates: dict[str, float]) -> dict[str, Any]:
     """Return the numbers of a step of one method at one length."""
     device, dtype, config = target.device, target.dtype, target.config
     recipe, runtime = recipe_of(method, length, config.vocab_size)
-    size = methods.vocabulary_size(recipe)
-    ids = tuple(range(0, config.vocab_size, config.vocab_size // size))[:size] if size else ()
-    vocabulary = DraftVocabulary(ids, config.vocab_size, "random", {"all": 1.0}) if size else None
-    chosen, settings = methods.method_of(recipe, vocabulary)
+    chosen, settings = method_of(recipe, config.vocab_size)
     trainer = chosen.trainer(TargetStates(target, attention=attention), settings, None).to(device)
     optimizer = MasterAdamW(trainer.draft_model)
     ids_BS = torch.randint(0, config.vocab_size, (1, length), device=device)
@@ -168,7 +178,7 @@ def measure(target: Any, method: str, attention: str, length: int, rates: dict[s
     read = sum(parameter.numel() * parameter.element_size() for parameter in target.parameters())
     # Of each of the draft's weights the optimizer reads four float32 numbers and writes three.
     moved = read + parameters * (3 * target.dtype.itemsize + 28)
-    floor = max(counted.total / rates["operations"], moved / rates["bytes"])
+    floor, by = max((counted.total / rates["operations"], "operations"), (moved / rates["bytes"], "bytes"))
     setup = setup_of(config, recipe, runtime, 1, 1, dtype, device)
     estimated = peak(estimate(setup)) - GPU_OVERHEAD * (device.type == "cuda")
     held = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
@@ -177,6 +187,7 @@ def measure(target: Any, method: str, attention: str, length: int, rates: dict[s
         "tokens_per_second": length / seconds,
         "tflops": counted.total / seconds / 1e12,
         "floor_seconds": floor,
+        "floor_by": by,
         "times_floor": seconds / floor,
         "peak_gib": held and held / 2**30,
         "estimated_gib": estimated / 2**30,
@@ -184,53 +195,50 @@ def measure(target: Any, method: str, attention: str, length: int, rates: dict[s
     }
 
 
-def main() -> None:
-    """Measure every method at every length; a row that does not fit says so."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tiny", action="store_true", help="a toy shape, nothing kept")
+def here(device: torch.device, shape: str) -> dict[str, Any]:
+    """Return what every cell of this machine says of it."""
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    return {"device": name, "torch": torch.__version__, "shape": shape}
+
+
+def options_of(text: str | None) -> tuple[argparse.Namespace, torch.device]:
+    """Return the command line of a benchmark that has toy shapes, and the device; ends the program where neither is there."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tiny", action="store_true", help="a toy shape, on any machine")
     parser.add_argument("--shape", choices=SHAPES, default="qwen2.5-7b")
     parser.add_argument("--lengths", type=int, nargs="+")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results; of a toy shape .cache/benchmarks/tiny")
     options = parser.parse_args()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.type == "cpu" and not options.tiny:
+    if options.tiny:
+        options.shape = "tiny"
+    elif not torch.cuda.is_available():
         sys.exit("no GPU here; --tiny proves on any machine that the script works")
+    options.out = options.out or (WORK / "tiny" if options.tiny else RESULTS)
+    return options, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def main() -> None:
+    """Measure every method at every length; a row that does not fit says so."""
+    options, device = options_of(__doc__)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    shape = "tiny" if options.tiny else options.shape
-    target = build_target(SHAPES[shape], device, dtype)
-    rates = measured_rates(device, dtype)
-    about = {
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
-        "torch": torch.__version__,
-        "liger": fused_loss(device.type) is not None,
-        "rates": rates,
-    }
-    print(json.dumps(about), flush=True)
-    path = options.out / "gpu_steps.json"
-    kept = json.loads(path.read_text()) if path.is_file() and not options.tiny else about | {"rows": []}
-    if any(kept[name] != about[name] for name in ("device", "torch", "liger")):
-        sys.exit(f"{path}: measured on {kept['device']} with torch {kept['torch']}; give --out, or remove it")
-    rows = kept["rows"]
-    fastest = choose("auto", device, dtype, head_width(target.config))
-    backends = dict.fromkeys([fastest, SDPA])
-    for length in options.lengths or (TINY_LENGTHS if options.tiny else LENGTHS):
-        for method in methods.names():
-            for attention in backends:
-                case = {"shape": shape, "method": method, "tokens": length, "attention": attention}
-                if any(case.items() <= row.items() for row in rows):
-                    continue
-                try:
-                    row = case | measure(target, method, attention, length, rates)
-                except torch.OutOfMemoryError as error:
-                    row = case | {"out_of_memory": str(error).splitlines()[0]}
-                rows.append(row)
-                print(json.dumps(row), flush=True)
-                if not options.tiny:  # after each row: a run that is cut short keeps what it has
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n", encoding="utf-8")
-                gc.collect()
-                if device.type == "cuda":
-                    torch.cuda.empty_cache()
+    target = build_target(SHAPES[options.shape], device, dtype)
+    path, about = options.out / "gpu_steps.jsonl", here(device, options.shape)
+    about["liger"] = fused_loss(device.type) is not None
+    (rates,) = fill(path, [about | {"what": "rates"}], lambda _: measured_rates(device, dtype))
+    backends = dict.fromkeys([choose("auto", device, dtype, head_width(target.config)), SDPA])
+
+    def make(cell: dict[str, Any]) -> dict[str, Any]:
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        try:
+            return measure(target, cell["method"], cell["attention"], cell["tokens"], rates)
+        except torch.OutOfMemoryError as error:
+            return {"out_of_memory": str(error).splitlines()[0]}
+
+    lengths = options.lengths or (TINY_LENGTHS if options.tiny else LENGTHS)
+    wanted = [{"tokens": n, "method": name, "attention": way} for n in lengths for name in methods.names() for way in backends]
+    fill(path, (about | cell for cell in wanted), make)
 
 
 if __name__ == "__main__":

@@ -100,7 +100,8 @@ FAULTS: list[tuple[bytes, str]] = [
     (b'{"text": "a", "text": "b"}', "names the key 'text' twice"),
     (b"\0\0\0", "is not valid JSON"),
     (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
-    (b"[" * 9000, "is nested too deep"),
+    (b"[" * 50_000, "is nested too deep"),
+    (b'{"a": %s}' % (b"[" * 500 + b"]" * 500), "is nested too deep"),
     (b'{"text": "t"} {"text": "t"}', "Extra data"),
 ]
 
@@ -108,7 +109,7 @@ FAULTS: list[tuple[bytes, str]] = [
 def test_each_broken_line_is_told_and_its_neighbours_are_read(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"".join(line + b'\n{"text": "good"}\n' for line, _ in FAULTS))
-    found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]
+    found = [item for item in source_files.read(path, 10 * LIMIT) if isinstance(item, Item)]
     assert [item.record for item in found[1::2]] == [{"text": "good"}] * len(FAULTS)
     for number, ((line, reason), item) in enumerate(zip(FAULTS, found[::2], strict=True)):
         assert item.error is not None

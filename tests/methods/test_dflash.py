@@ -151,7 +151,8 @@ def test_a_text_is_as_its_blocks_one_by_one(exact: None, name: str, settings: di
         slots = made(ids, labels, each_step=True)
     for slot in range(made.settings.predicted):
         reached, inside = sum(each.reached[slot] for each in sums), sum(each.inside[slot] for each in sums)
-        assert float(slots.loss[slot]) == pytest.approx(float(sum(each.losses[slot] for each in sums)) / inside, rel=1e-9)
+        lost = sum(each.losses[slot].item() for each in sums)
+        assert float(slots.loss[slot]) == pytest.approx(lost / inside, rel=1e-9)
         assert float(slots.agreement[slot]) == pytest.approx(sum(each.agreements[slot] for each in sums) / reached)
     assert float(output.agreement) == pytest.approx(float(slots.agreement[0]))
 
