@@ -1,4 +1,4 @@
-"""A DFlash draft in unmodified vLLM and llama.cpp: its text, and by position the drafts that these keep, beside our own decoding.
+"""A DFlash draft in unmodified vLLM and llama.cpp: its text, and the drafts that these keep by position, beside our decoding.
 
 Target and draft are made here. The block is trained with two slots more than a round of CHAIN tokens fills.
 """
@@ -42,7 +42,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
     """As trained: no window, the target's head."""
-    return make(tmp_path_factory.mktemp("small"), "dflash")
+    return make(tmp_path_factory.mktemp("small"), "dflash", heads=2)
 
 
 def changed(whole: SmallDraft, folder: Path, tensors: dict[str, torch.Tensor], **method: Any) -> SmallDraft:
