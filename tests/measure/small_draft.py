@@ -68,8 +68,8 @@ def make(root: Path, method: str = "eagle3", heads: int = 4, target_steps: int =
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"
     mixture = [{"dataset": "raw", "sequence_length": LENGTH, "rows": 4, "steps": target_steps}]
-    shape = {"hidden": 64, "layers": 12, "heads": heads, "key_value_heads": heads // 2, "intermediate": 128, "max_position": 2048}
-    build = Build(vocabulary=VOCABULARY, **shape, mixture=mixture, lr=3e-3)
+    shape = {"hidden": 64, "layers": 12, "heads": heads, "key_value_heads": heads // 2, "intermediate": 128}
+    build = Build(vocabulary=VOCABULARY, **shape, max_position=2048, mixture=mixture, lr=3e-3)
     tokenizer.make(build, [raw], root / "model/tokenizer_manifest.json")
     tokenize.make(raw, root / "model/tokenizer_manifest.json", 0, 1, root / "tokens/000.json")
     packed = root / "packed/manifest.json"

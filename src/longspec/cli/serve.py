@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
     setting = next(greedy, None)  # the first greedy chain that the evaluation measured
     recipe = plan.first_recipe(name, variant)
-    tokens = min(CHAIN, methods.longest_chain(recipe) or CHAIN) if setting is None else setting.depth
+    tokens = (methods.longest_chain(recipe) or CHAIN) if setting is None else setting.depth
     methods.check_chain(recipe, tokens)
     if engine.name == LLAMA_CPP:
         if options.check or options.more:
