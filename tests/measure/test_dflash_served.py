@@ -146,13 +146,11 @@ def test_a_block_one_position_further_is_seen(
     assert is_seen(theirs, whole.lines(tmp_path / "ours.jsonl"))
 
 
-def test_norms_of_keys_that_differ_are_refused_by_vllm_on_a_cpu(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
-    """With the recipe's key; and there is a reason, as long as a folder that says nothing of it is served otherwise."""
+def test_vllm_norms_keys_of_several_norms_otherwise_on_a_cpu(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
+    """Which is why such drafts are refused there. This folder does not say that it is one."""
     name = "layers.{}.self_attn.k_norm.weight"
     other = load_file(whole.draft / "model.safetensors")[name.format(0)].flip(0)
     untied = changed(whole, tmp_path, {name.format(1): other}, tied_k_norm=False)
-    with pytest.raises(ValueError, match=r"engines\.vllm ended with exit code 1"):
-        untied.lines(tmp_path / "refused.jsonl", *options("vllm"))
     shutil.copytree(untied.draft, tmp_path / "silent")
     config = read_json(untied.draft / "config.json")
     write_json(tmp_path / "silent/config.json", config | {"settings": {}})
