@@ -37,7 +37,7 @@ LENGTH, VOCABULARY, PROPOSED = 128, 384, 320
 LAYERS = (2, 6, 9)  # of twelve; the default too: 2, L // 2, L - 3
 DRAFTS: dict[str, tuple[Any, Any]] = {
     "eagle3": (eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.Draft(steps=4)),
-    "dflash": (dflash.Method(layers=list(LAYERS), depth=2, block_size=CHAIN + 3), dflash.Draft(gamma=4.0)),
+    "dflash": (dflash.Method(layers=list(LAYERS), depth=2, block_size=CHAIN + 3), dflash.Draft(gamma=4.0, anchors=LENGTH)),
 }
 
 

@@ -24,7 +24,7 @@ from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.vocabulary_tensors import vocabulary_tensors
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from tests.measure.demo_draft import ROOT, Line, acceptance, is_as_ours, shares
+from tests.measure.demo_draft import CHAIN, ROOT, Line, is_as_ours, shares
 from tests.measure.small_draft import PROPOSED, SmallDraft, make, recipe_of
 from tests.measure.spoilt_gguf import relative_tokens, write_spoilt
 
@@ -98,7 +98,8 @@ def test_text_and_acceptance_are_ours(lines: Any, request: pytest.FixtureRequest
     assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
     assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
     print(f"{variant}, {engine}: shares of the rounds that kept a draft by position {shares(theirs)}, ours {shares(ours)}")
-    assert 1.3 < acceptance([line["accepted"] for line in theirs]) < 3.8  # of 1 to 4; an untrained draft has 1.0
+    kept = sum(sum(line["accepted"]) for line in theirs)
+    assert 100 < kept < 0.9 * CHAIN * sum(line["rounds"] for line in theirs)  # an untrained draft keeps none
     assert is_as_ours([line["accepted"] for line in theirs], ours)
     assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
 
