@@ -42,10 +42,14 @@ class Engine:
 
 @dataclass(frozen=True)
 class Served:
-    """How an engine loads a method's drafts. kind: its own name of such drafts; layout: None for the draft folder itself."""
+    """How an engine loads a method's drafts.
+
+    kind: its own name of such drafts; layout: None for the draft folder itself; windows: whether it computes their windows.
+    """
 
     kind: str
     layout: str | None = None
+    windows: bool = True
 
     def folder(self, draft: Path) -> Path:
         """Return what is loaded of a draft folder: itself, or that of the layout in it."""

@@ -67,8 +67,8 @@ class RecordedEagle3(Recorded, Eagle3Drafter):
 
 
 class RecordedDFlash(DFlashDrafter):
-    def logits(self, draft_input):
-        self.slots = super().logits(draft_input)
+    def logits(self, draft_input, slots):
+        self.slots = super().logits(draft_input, slots)
         return self.slots
 
     def propose(self, draft_input, levels, sampler):
@@ -156,8 +156,9 @@ class DFlashCase(Eagle3Case):
         self.drafter = RecordedDFlash(made.target, made.layer, made.settings)
 
     def trained_logits(self, text: list[int], drafted: list[int]) -> Tensor:
-        """The training forward's of the slot behind so many drafted ones, of the block that stands at the root, [V]."""
-        layer, settings, rows = self.drafter.layer, replace(self.drafter.settings, anchors=1), list[Tensor]()
+        """The training forward's of the slot behind so many drafted ones, of the round's block that stands at the root, [V]."""
+        layer, rows, slots = self.drafter.layer, list[Tensor](), 1 + self.drafter.slots.shape[1]
+        settings = replace(self.drafter.settings, anchors=1, block_size=slots)
         trainer = DFlashTrainer(TargetStates(self.drafter.target), layer, settings)
         ids_BS = torch.tensor([[*text, *[0] * settings.predicted]])
         is_root_BS = torch.arange(ids_BS.shape[1])[None] == len(text) - 1

@@ -1,5 +1,6 @@
-"""EAGLE-3 drafts as GGUF files, held against what llama.cpp's loader asks for (src/models/eagle3.cpp)."""
+"""Drafts as GGUF files, held against what llama.cpp's loaders ask for (src/models/eagle3.cpp, dflash.cpp)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from longspec.atomic_files import write_json
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import IDS, SHAPE, make_draft
+from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, make_draft
+from tests.methods import test_dflash_files as dflash
 
 # Of a draft 32 wide with 4 heads of 12, 2 key/value heads and 8 tokens; rows first.
 ASKED_FOR = {
@@ -34,8 +36,12 @@ ASKED_FOR = {
 
 
 def draft(place: Path, **method: Any) -> Path:
+    """A draft folder of EAGLE-3."""
+    return with_tokenizer(make_draft(place, **method))
+
+
+def with_tokenizer(folder: Path) -> Path:
     """A draft folder with a tokenizer of as many tokens as the target has."""
-    folder = make_draft(place, **method)
     letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -82,6 +88,34 @@ def test_a_norm_before_fc_and_a_draft_of_all_tokens(verb: Verb, tmp_path: Path) 
     norm = load_file(folder / "model.safetensors")["input_norm.weight"].float()
     assert torch.equal(torch.from_numpy(np.array(found["enc.output_norm.weight"].data)), norm)
     assert found["fc.weight"].tensor_type == gguf.GGMLQuantizationType.BF16, "the target's dtype"
+
+
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_dflash_draft_has_its_layers_norms_and_its_block(verb: Verb, tmp_path: Path, window: int | None) -> None:
+    """Rows stand as they are, since this architecture turns as transformers does."""
+    TARGET.save_pretrained(tmp_path / "target")
+    reduced = {} if window is None else dflash.REDUCED
+    settings = replace(dflash.SETTINGS, sliding_window=window, tied_k_norm=False, **reduced)
+    dflash.write(tmp_path / "draft", str(tmp_path / "target"), settings)
+    reader = export(verb, with_tokenizer(tmp_path / "draft"), "--dtype", "f32")
+    keys = {name.removeprefix("dflash."): field.contents() for name, field in reader.fields.items()}
+    wanted = {"block_count": 2, "block_size": 6, "target_layers": [1, 4, 6], "tokenizer.ggml.mask_token_id": 90}
+    wanted |= {"general.architecture": "dflash", "attention.causal": window is not None}
+    wanted |= {} if window is None else {"attention.sliding_window": 9, "attention.sliding_window_pattern": [True, True]}
+    assert {name: keys[name] for name in wanted} == wanted
+    assert (window is None) == ("attention.sliding_window" not in keys)
+    own = load_file(tmp_path / "draft/model.safetensors")
+    names = {"fc": "fc", "norm": "output_norm", "hidden_norm": "enc.output_norm"} | ({"lm_head": "output"} if window else {})
+    parts = {"self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm", "self_attn.k_proj": "attn_k"}
+    parts |= {"self_attn.q_proj": "attn_q", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output"}
+    parts |= {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
+    parts |= {f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")}
+    names |= {f"layers.{n}.{part}": f"blk.{n}.{name}" for n in range(2) for part, name in parts.items()}
+    found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    assert window is None or tuple(found.pop("d2t").tolist()) == IDS
+    assert found.keys() == {f"{name}.weight" for name in names.values()}
+    for ours, name in names.items():
+        assert np.array_equal(found[f"{name}.weight"], own[f"{ours}.weight"].float().numpy()), name
 
 
 @pytest.mark.parametrize(

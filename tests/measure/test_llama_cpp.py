@@ -3,27 +3,23 @@
 The other side is our own decoding of the same prompts. The draft's window is 512, and every text stays within it.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 from longspec.atomic_files import read_json
 from longspec.draft.layouts import write_layout
 from longspec.measure.served import RefusedError
-from longspec.models import gguf_writer
 from longspec.target.layouts import write_target
 from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe, shares
+from tests.measure.spoilt_gguf import Read, Spoil, relative_tokens, write_spoilt
 
 MISSING = [name for name in (".venv-serve/llama.cpp/.stamp", NEEDED) if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
 ENGINE = ["--engine", "llama.cpp", "--serve-python", str(ROOT / ".venv-serve/llama.cpp/bin/python")]
 WINDOW = 512
-Read = Callable[[str], Tensor]
-Spoil = Callable[[dict[str, Any], Read], tuple[dict[str, Any], Read]]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,25 +71,10 @@ def not_permuted(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read
     return keys, plain
 
 
-def relative_tokens(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
-    return keys, lambda name: read(name) - torch.arange(len(read(name))) if name == "d2t" else read(name)
-
-
 @pytest.mark.parametrize("spoil", [not_permuted, relative_tokens])
-def test_a_file_that_is_not_as_trained_is_seen(
-    measured: Measured, ours: list[Line], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Spoil
-) -> None:
+def test_a_file_that_is_not_as_trained_is_seen(measured: Measured, ours: list[Line], tmp_path: Path, spoil: Spoil) -> None:
     """The text is llama.cpp's own all the same: acceptance alone shows it."""
-    real = gguf_writer.write
-
-    def spoiled(out: Path, architecture: str, keys: dict[str, Any], shapes: Any, read: Read, dtype: Any) -> None:
-        keys, read = spoil(keys, read)
-        real(out, architecture, keys, shapes, read, dtype)
-
-    monkeypatch.setattr(gguf_writer, "write", spoiled)
-    write_layout(DRAFT, "gguf", tmp_path / "d.gguf", "f32", WINDOW)
-    monkeypatch.undo()
-    monkeypatch.chdir(ROOT)
+    write_spoilt(DRAFT, tmp_path / "d.gguf", WINDOW, spoil)
     measured.out = tmp_path / "theirs.jsonl"
     theirs = measured.lines(*ENGINE, "--served-draft", str(tmp_path / "d.gguf"))
     print(f"{spoil.__name__}: {shares(theirs)}, ours {shares(ours)}")

@@ -19,7 +19,7 @@ from longspec.atomic_files import read_json, write_json
 from longspec.draft.layouts import write_layout
 from longspec.measure.served import RefusedError
 from tests.measure.demo_draft import ROOT, Line, acceptance, is_as_ours, shares
-from tests.measure.small_eagle3 import LAYERS, SmallDraft, make
+from tests.measure.small_draft import LAYERS, SmallDraft, make
 
 STAMP = ".venv-serve/openvino/.stamp"
 pytestmark = [

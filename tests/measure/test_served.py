@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from longspec.atomic_files import write_json
 from longspec.decode.texts import Stops, Texts
 from longspec.engines import ENGINES, LLAMA_CPP, VLLM
 from longspec.measure import evaluate as verb
@@ -306,8 +307,8 @@ def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: 
         assert [path.name for path in Path(entry).iterdir()] == ["longspec"]
 
 
-def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM 0.32's kernel for CPUs samples from a distribution that is not the target's there; greedy text is right."""
+def test_what_vllm_computes_wrongly_on_a_cpu_is_refused_with_the_reason(monkeypatch: Any, tmp_path: Path) -> None:
+    """vLLM 0.32's kernels sample from a distribution that is not the target's beside a draft, and norm keys by one weight."""
     stand_in = ModuleType("vllm")
     stand_in.LLM = lambda **given: given["speculative_config"]  # type: ignore[attr-defined]
     platforms = ModuleType("vllm.platforms")
@@ -326,9 +327,17 @@ def test_sampling_beside_a_draft_on_a_cpu_is_refused_with_the_reason(monkeypatch
     assert vllm.load(JOB) == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
     with monkeypatch.context() as patch:
         patch.setattr(vllm, "find_spec", lambda name: name == "longspec_vllm")
-        served = vllm.load(replace(sampled, method="draft_model", draft="draft/vllm"))
-    drafted = {"method": "draft_model", "model": "draft/vllm", "num_speculative_tokens": 2}
+        write_json(tmp_path / "config.json", {})
+        served = vllm.load(replace(sampled, method="draft_model", draft=str(tmp_path)))
+    drafted = {"method": "draft_model", "model": str(tmp_path), "num_speculative_tokens": 2}
     assert served == drafted | {"draft_sample_method": "probabilistic"}
     assert os.environ[V2] == "0", "the plugin refuses the other runner, which is vLLM's choice on GPUs"
+    several = replace(JOB, method="dflash", draft=str(tmp_path))
+    write_json(tmp_path / "config.json", {"settings": {"depth": 1, "tied_k_norm": False}})
+    assert vllm.load(several)["method"] == "dflash"
+    write_json(tmp_path / "config.json", {"settings": {"depth": 2, "tied_k_norm": False}})
+    with pytest.raises(ValueError, match=r"recipe\.method\.tied_k_norm: false: on a CPU vLLM 0\.32 norms .*; train with true"):
+        vllm.load(several)
     platforms.current_platform.is_cpu = lambda: False
+    assert vllm.load(several)["method"] == "dflash"
     assert vllm.load(sampled)

@@ -14,6 +14,7 @@ from torch import Tensor
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Recipe
 from longspec.draft.folder import config_of, write_draft
+from longspec.draft.importing import import_draft
 from longspec.methods.dflash import settings as dflash
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.method import METHOD
@@ -105,13 +106,17 @@ def test_a_folder_is_what_engines_read_and_what_we_read_back(tmp_path: Path, tar
     layer = METHOD.layer(TARGET, read)
     METHOD.load(layer, tmp_path / "draft", TARGET, read)
     assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in state.items())
-    # Others' folders are ours without what is ours alone.
+    # Others' folders are ours without what is ours alone. What is made of one is evaluated and trained further.
     theirs = {name: value for name, value in content.items() if name not in OURS}
-    assert dflash.is_published(theirs)
-    their_state, their_settings = read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0), None)
-    assert their_settings == settings
-    assert their_state.keys() == state.keys()
-    assert all(torch.equal(their_state[name], tensor) for name, tensor in state.items())
+    (tmp_path / "published").mkdir()
+    save_file(found, tmp_path / "published/model.safetensors")
+    write_json(tmp_path / "published/config.json", theirs)
+    import_draft(tmp_path / "published", Path(target_path), tmp_path / "imported", {})
+    imported = METHOD.stored_settings(tmp_path / "imported")
+    assert imported == settings
+    METHOD.load(fresh := METHOD.layer(TARGET, imported), tmp_path / "imported", TARGET, imported)
+    assert fresh.state_dict().keys() == state.keys()
+    assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in state.items())
 
 
 def test_the_card_says_how_to_serve_it(tmp_path: Path, target_path: str) -> None:

@@ -200,6 +200,11 @@ def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) 
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
     section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
     assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
+    settings.plan(runs=["demo-dflash"])  # whose texts may be long; but its blocks have four tokens beside the newest
+    settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [4, 5]")
+    told = "evaluation.engine: llama.cpp: evaluation.shapes: 5: drafts of this recipe have at most 4 tokens; ask for no more"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        settings.plan(runs=["demo-dflash"])
 
 
 def test_a_draft_that_openvino_cannot_represent_is_refused(settings: Settings) -> None:

@@ -6,6 +6,7 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from longspec import jsonl
 from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
-from longspec.cli.engine_choice import choose
+from longspec.cli.engine_choice import choose, llama_cpp_commands
 from longspec.cli.serve import counted, measured, show
 from longspec.engines import ENGINES
 from longspec.measure.lines import key_of
@@ -181,6 +182,7 @@ def test_the_engine_that_fits_method_and_machine_is_taken(settings: Settings, tm
     assert taken == ["vllm", "vllm", "llama.cpp"]
     assert choose("eagle3", "llama.cpp", here["vllm"], "mine", DRAFT).name == "llama.cpp"
     assert choose("glide", None, here["llama.cpp"], "mine", DRAFT).name == "vllm"
+    assert choose("dflash", None, here["llama.cpp"], "mine", DRAFT).name == "llama.cpp"
     with pytest.raises(
         ValueError, match=r"^--engine llama\.cpp: .* loads no glide drafts; type longspec serve mine --engine vllm$"
     ):
@@ -212,6 +214,10 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -
     export, server = map(shlex.split, capsys.readouterr().out.splitlines())
     assert "--target" not in export
     assert server[:3] == ["llama-server", "-m", str(own)]
+    windowed = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes
+    export, server = llama_cpp_commands(DRAFT, {}, windowed, 4)
+    assert "--context" not in export
+    assert "--spec-type draft-dflash" in server
     with pytest.raises(SystemExit):
         main(["serve", "demo-eagle3", "--engine", "llama.cpp", "--check"])
     assert "--engine llama.cpp: --check: is for vLLM, which is started here; leave it out" in capsys.readouterr().err

@@ -38,17 +38,17 @@ def choose(method: str, given: str | None, pythons: Mapping[str, str], run: str,
 def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens: int) -> list[str]:
     """Return the commands that write a draft and its target as GGUF files and start a llama.cpp of the user's with them.
 
-    config: the draft's config.json; tokens: drafted ones of a round. A target that came from a GGUF file is served from it. A
-    draft with a sliding window sees all of a text in llama.cpp: texts are kept within the window.
+    config: the draft's config.json; tokens: drafted ones of a round. A target that came from a GGUF file is served from it.
+    Where llama.cpp shows a draft all of a text in spite of its sliding window, texts are kept within the window.
     """
     beside, source = draft.parent, str(config.get("target_source") or "")
     target = Path(source) if is_gguf(source) and Path(source).is_file() else beside / "target.gguf"
-    window = getattr(recipe.method, "sliding_window", None)
+    served = methods.settings_of(recipe.method.name).SERVED[LLAMA_CPP]
+    window = None if served.windows else getattr(recipe.method, "sliding_window", None)
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
     export += [] if window is None else ["--context", str(window)]
-    kind = methods.settings_of(recipe.method.name).SERVED[LLAMA_CPP].kind
-    serve = ["llama-server", "-m", str(target), "--spec-type", kind, "--spec-draft-model", str(beside / "draft.gguf")]
+    serve = ["llama-server", "-m", str(target), "--spec-type", served.kind, "--spec-draft-model", str(beside / "draft.gguf")]
     serve += ["--spec-draft-n-max", str(tokens)]
     serve += [] if window is None else ["--ctx-size", str(window), "--parallel", "1"]
     return [join(export), join(serve)]

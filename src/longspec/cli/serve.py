@@ -27,7 +27,7 @@ from longspec.cli.engine_choice import choose, llama_cpp_commands
 from longspec.cli.runs import plan_of
 from longspec.engines import ENGINES, LLAMA_CPP
 from longspec.families import position_limit
-from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT, OF_METHOD
+from longspec.measure.engines.vllm import BY_PLACE, ENVIRONMENT, OF_METHOD, check_on_cpu
 from longspec.measure.lines import key_of, key_text
 from longspec.measure.prompts import all_prompts
 from longspec.measure.tasks import ROOM, Prompt, Setting, Settings, check_interpreter, parse
@@ -76,12 +76,14 @@ def run(options: argparse.Namespace) -> int:
     engine = choose(config["draft"], options.engine, pythons, options.run, draft)
     greedy = (each for each in section.settings if each.temperature == 0 and isinstance(each.shape, int))
     setting = next(greedy, None)  # the first greedy chain that the evaluation measured
-    tokens = CHAIN if setting is None else setting.depth
+    recipe = plan.first_recipe(name, variant)
+    tokens = (methods.longest_chain(recipe) or CHAIN) if setting is None else setting.depth
+    methods.check_chain(recipe, tokens)
     if engine.name == LLAMA_CPP:
         if options.check or options.more:
             given = "--check" if options.check else "--"
             raise ValueError(f"--engine {LLAMA_CPP}: {given}: is for vLLM, which is started here; leave it out")
-        print("\n".join(llama_cpp_commands(draft, config, plan.first_recipe(name, variant), tokens)))
+        print("\n".join(llama_cpp_commands(draft, config, recipe, tokens)))
         return 0
     served = methods.served(config["draft"], engine.name)
     folder = served.folder(draft)
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     check_interpreter(python, engine)
     target = Path(config["target_path"])
     prompts = first_prompts(plan, name, section, target)
-    more = [*_on_this_machine(target, prompts), *options.more]
+    more = [*_on_this_machine(target, folder, prompts), *options.more]
     speculative = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens})
     words = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", "{model}", "--port", "{port}"]
     command = shlex.join([*words, "--speculative-config", speculative, *more])
@@ -113,10 +115,11 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _on_this_machine(target: Path, prompts: Iterable[Prompt]) -> list[str]:
+def _on_this_machine(target: Path, draft: Path, prompts: Iterable[Prompt]) -> list[str]:
     """Return the options that a machine without a GPU needs: float32, which any processor has, and a cache that fits."""
     if torch.cuda.is_available():
         return []
+    check_on_cpu(draft)
     for name in ON_CPU:
         os.environ.setdefault(name, ENVIRONMENT[name])
     longest = max(len(prompt.ids) + prompt.new_tokens for prompt in prompts) + ROOM

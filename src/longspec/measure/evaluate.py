@@ -188,6 +188,8 @@ def measurer_of(
         yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
         return
     engine = section.served_by
+    if options.drafter != LOOKUP:
+        methods.check_chain(recipe, max(each.depth for each in section.settings))
     given = given_files(options, section)
     with engine_files.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
         python, repeats = section.interpreter(engine), section.repeats

@@ -47,11 +47,24 @@ def served(name: str, engine: str) -> Served:
     return found
 
 
-def check_layout(recipe: Any, layout: str | None, context: int) -> None:
-    """Raise ValueError, with the key, for a recipe whose draft a layout cannot represent beside texts of `context` tokens."""
-    check = getattr(settings_of(recipe.method.name), "check_layout", None)
+def check_layout(name: str, values: Any, layout: str | None, context: int | None) -> None:
+    """Raise ValueError, with the key, for a method's values that a layout cannot represent beside texts of `context` tokens."""
+    check = getattr(settings_of(name), "check_layout", None)
     if layout is not None and check is not None:
-        check(layout, recipe.method, context)
+        check(layout, values, context)
+
+
+def longest_chain(recipe: Any) -> int | None:
+    """Return how many tokens a recipe's draft can have at most; None: any number."""
+    longest = getattr(settings_of(recipe.method.name), "longest_chain", None)
+    return None if longest is None else int(longest(recipe))
+
+
+def check_chain(recipe: Any, chain: int) -> None:
+    """Raise ValueError, with the key, for more drafted tokens of a round than an engine can be asked for."""
+    longest = longest_chain(recipe)
+    if longest is not None and chain > longest:
+        raise ValueError(f"evaluation.shapes: {chain}: drafts of this recipe have at most {longest} tokens; ask for no more")
 
 
 def reader_of(name: str) -> Any:

@@ -21,8 +21,9 @@
         NAMELESS_FILES        whether weight files without a configuration are of this method
         check_layout(layout, method, context) raises ValueError, with the key, for values of recipe.method that a layout for
                               another program cannot represent beside texts of `context` tokens, None: of any length; only a
-                              method with layouts that have write, below, has it
+                              method with such values has it
         SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
+        longest_chain(recipe) how many tokens a draft can have at most; only a method whose drafts have such a limit has it
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with
                   a layer beside its target; vocabulary: the tokens to propose, which decoding may choose where the settings

@@ -124,12 +124,14 @@ def _check_engines(plan: Plan) -> None:
         engine = ENGINES[section["engine"]]
         held_out = [task for task in measured.tasks.values() if isinstance(task, tasks.HeldOut)]
         longest = max((task.context[1] + task.new_tokens for task in held_out), default=0)
+        chain = max((shape for shape in section["shapes"] if isinstance(shape, int)), default=0)
         for variant in plan.variants[run]:
             recipe = plan.first_recipe(run, variant)
             try:
                 served = methods.served(recipe.method.name, engine.name)
                 with faults.faults_in(f"evaluation.engine: {engine.name}"):
-                    methods.check_layout(recipe, served.layout, longest)
+                    methods.check_layout(recipe.method.name, recipe.method, served.layout, longest)
+                    methods.check_chain(recipe, chain)
             except ValueError as error:
                 raise ValueError(f"{measured.file_of('engine')}: {error} (run '{run}', variant '{variant}')") from None
         with faults.faults_in(measured.file_of("serve_python")):

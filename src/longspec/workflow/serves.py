@@ -93,7 +93,9 @@ class ServesPlan:
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
             try:
-                methods.check_layout(recipe, layout, longest_text(task) + section["shapes"][0])
+                longest = longest_text(task) + section["shapes"][0]
+                methods.check_layout(recipe.method.name, recipe.method, layout, longest)
+                methods.check_chain(recipe, section["shapes"][0])
             except ValueError as error:
                 left_out[name] = str(error)
         if len(left_out) == len(evaluation.tasks):

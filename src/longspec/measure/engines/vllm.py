@@ -5,10 +5,12 @@
 A request by itself, step by step: the tokens of a step are then those of one round, and the counters' growth is its own.
 """
 
+import json
 import os
 import time
 from importlib.util import find_spec
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from longspec.measure.engines.protocol import Answer, Job, Request, run
@@ -32,6 +34,16 @@ ACCEPTED = "vllm:spec_decode_num_accepted_tokens"
 BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
+def check_on_cpu(draft: str | Path) -> None:
+    """Raise ValueError, with the recipe's key, for a draft folder that vLLM computes otherwise on a CPU."""
+    settings = json.loads((Path(draft) / "config.json").read_text(encoding="utf-8")).get("settings") or {}
+    if settings.get("tied_k_norm") is False and settings["depth"] > 1:
+        raise ValueError(
+            f"{draft}: recipe.method.tied_k_norm: false: on a CPU vLLM 0.32 norms the text's keys of all layers by the first "
+            "layer's weight, and keeps fewer drafts; train with true, or serve this draft by llama.cpp, or on a GPU"
+        )
+
+
 def load(job: Job) -> Any:
     """Return the engine of a job, an `LLM` of vLLM's."""
     for name, value in (ENVIRONMENT | OF_METHOD.get(job.method, {})).items():
@@ -47,8 +59,10 @@ def load(job: Job) -> Any:
             "evaluation.temperatures: vLLM 0.32 samples wrongly beside a draft on a CPU: it never fills in the temperatures of "
             f"the drafted tokens; {PLUGIN} mends that: {INSTALL}; or measure temperature 0, or on a GPU"
         )
+    if job.draft is not None and current_platform.is_cpu():
+        check_on_cpu(job.draft)
     draft = {"method": job.method, "model": job.draft, "num_speculative_tokens": job.tokens}
-    if sampled and job.method in ("draft_model", "eagle3"):
+    if sampled and job.draft is not None:
         draft["draft_sample_method"] = "probabilistic"  # else drafts are greedy, and fewer of them are kept
     if job.method == "ngram":
         draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.lookup.LookupDrafter

@@ -4,8 +4,8 @@ Slots do not know of each other's tokens, so every node of a level has the same 
 the likeliest ones by their products. The keys of the text are made of the target's hidden states once, when it becomes text;
 the block's own are dropped after each round.
 
-Shapes: B rows, E tokens taken in at once, W slots of a block, H hidden width, N query heads, K key/value heads, D head width, C
-nodes of a level, V draft vocabulary.
+Shapes: B rows, E tokens taken in at once, W slots of a round's block, H hidden width, N query heads, K key/value heads, D head
+width, C nodes of a level, V draft vocabulary.
 """
 
 from typing import Any, NamedTuple
@@ -69,18 +69,21 @@ class DFlashDrafter(Drafter):
         self._accept(torch.tensor(list(map(len, prompts)), device=hidden[self.reads[0]].device), hidden)
 
     def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree of these levels, or of as many as a block drafts."""
+        """A tree of these levels, or of as many as a block drafts.
+
+        The block has a slot for each level and no more, as engines fill it: slots see the later ones.
+        """
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
         builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
-        logits_BWV = self.logits(draft_input)
-        of_nodes = (logits_BWV[:, depth, None] for depth in range(self.settings.predicted))
         levels = levels[: self.settings.predicted]
+        logits_BWV = self.logits(draft_input, 1 + len(levels))
+        of_nodes = iter(logits_BWV[:, :, None].unbind(1))
         builder.grow_all(levels, sampler, lambda: next(of_nodes).expand(-1, builder.sizes[-1], -1))
         return builder.tree()
 
-    def logits(self, draft_input: DraftInput) -> Tensor:
-        """Return the draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say."""
-        lengths_B, slots = draft_input.lengths_B, self.settings.block_size
+    def logits(self, draft_input: DraftInput, slots: int) -> Tensor:
+        """Return the draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say, from so many slots."""
+        lengths_B = draft_input.lengths_B
         self._take_in_text(draft_input)
         depths_W = torch.arange(slots, device=lengths_B.device)
         tokens_BW = torch.full((len(lengths_B), slots), self.mask_token, device=lengths_B.device)

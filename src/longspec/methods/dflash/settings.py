@@ -13,12 +13,12 @@ from longspec import families
 from longspec.config.schema import KNOWN, OFFLINE
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.engines import VLLM, Served
+from longspec.engines import LLAMA_CPP, VLLM, Served
 from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, is_named, layer_settings
 
 NAME = "dflash"
 NAMELESS_FILES = False
-SERVED = {VLLM: Served("dflash")}
+SERVED = {VLLM: Served("dflash"), LLAMA_CPP: Served("draft-dflash", "gguf")}
 VARIANTS = ("blocks",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
@@ -151,6 +151,11 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
     if chosen[-1] >= target_layers:
         raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
     return chosen
+
+
+def longest_chain(recipe: Any) -> int:
+    """Return how many tokens a block drafts."""
+    return int(recipe.method.block_size) - 1
 
 
 def anchors_of(settings: Settings, row_tokens: int) -> int:

@@ -18,7 +18,11 @@ from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check
 
 NAME = "eagle3"
 NAMELESS_FILES = False
-SERVED = {VLLM: Served("eagle3"), LLAMA_CPP: Served("draft-eagle3", "gguf"), OPENVINO: Served("eagle3", "openvino")}
+SERVED = {
+    VLLM: Served("eagle3"),
+    LLAMA_CPP: Served("draft-eagle3", "gguf", windows=False),
+    OPENVINO: Served("eagle3", "openvino", windows=False),
+}
 VARIANTS = ("ttt",)  # of a run that names none
 TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them

@@ -1,4 +1,4 @@
-"""A Qwen2 of twelve layers that knows some modules of the standard library by heart, and an EAGLE-3 draft for it, in minutes.
+"""A Qwen2 of twelve layers that knows some modules of the standard library by heart, and a draft for it, in minutes.
 
 Held-out records are the trained ones: what is compared are two engines on the same draft, not what the draft has learnt.
 """
@@ -23,6 +23,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.measure import evaluate as verb
 from longspec.methods import method_of
+from longspec.methods.dflash import settings as dflash
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -34,6 +35,10 @@ from tests.measure.demo_draft import CHAIN, Line
 MODULES = ("bisect", "colorsys")
 LENGTH, VOCABULARY, PROPOSED = 128, 384, 320
 LAYERS = (2, 6, 9)  # of twelve; the default too: 2, L // 2, L - 3
+DRAFTS: dict[str, tuple[Any, Any]] = {
+    "eagle3": (eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.Draft(steps=4)),
+    "dflash": (dflash.Method(layers=list(LAYERS), depth=2, block_size=CHAIN + 3), dflash.Draft(gamma=4.0, anchors=LENGTH)),
+}
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,7 @@ class SmallDraft:
     raw: Path  # the manifest of the records that it knows
     draft: Path
     recipe: Path
-    vocabulary: Path
+    vocabulary: Path | None
 
     def lines(self, out: Path, *more: str) -> list[Line]:
         """Return the lines of an evaluation: 10 prompts of 24 tokens and 10 of 300, 41 tokens after each."""
@@ -52,18 +57,19 @@ class SmallDraft:
         settings = {"prompts": 10, "new_tokens": 40, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
         arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
         arguments += ["--raw", f"raw={self.raw}", "--drafter", "final", "--draft", str(self.draft)]
-        arguments += ["--recipe", str(self.recipe), "--vocabulary", str(self.vocabulary), "--out", str(out), *more]
+        arguments += ["--recipe", str(self.recipe), "--out", str(out), *more]
+        arguments += [] if self.vocabulary is None else ["--vocabulary", str(self.vocabulary)]
         verb.evaluate(verb.read_arguments(arguments))
         return list(jsonl.read(out))
 
 
-def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
-    """Train both below `root`."""
+def make(root: Path, method: str = "eagle3", heads: int = 4, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
+    """Train both below `root`, the draft of a method of DRAFTS. heads: of 64 / heads numbers; vLLM takes 32 on a CPU."""
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"
     mixture = [{"dataset": "raw", "sequence_length": LENGTH, "rows": 4, "steps": target_steps}]
-    shape = {"hidden": 64, "layers": 12, "heads": 4, "key_value_heads": 2, "intermediate": 128, "max_position": 2048}
-    build = Build(vocabulary=VOCABULARY, **shape, mixture=mixture, lr=3e-3)
+    shape = {"hidden": 64, "layers": 12, "heads": heads, "key_value_heads": heads // 2, "intermediate": 128}
+    build = Build(vocabulary=VOCABULARY, **shape, max_position=2048, mixture=mixture, lr=3e-3)
     tokenizer.make(build, [raw], root / "model/tokenizer_manifest.json")
     tokenize.make(raw, root / "model/tokenizer_manifest.json", 0, 1, root / "tokens/000.json")
     packed = root / "packed/manifest.json"
@@ -73,8 +79,9 @@ def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDr
     torch.use_deterministic_algorithms(was_exact)
     vocabulary = root / f"draft_vocabulary_{PROPOSED}.json"
     draft_vocabulary.make([("raw", packed)], target, PROPOSED, None, vocabulary)
-    made = SmallDraft(target, raw, root / "draft", root / "recipe.yaml", vocabulary)
-    recipe = recipe_of()
+    recipe = recipe_of(method)
+    own = None if recipe.method.vocabulary is None else vocabulary
+    made = SmallDraft(target, raw, root / "draft", root / "recipe.yaml", own)
     write_text(made.recipe, to_yaml(recipe))
     _train_draft(made, recipe, PackedRows(packed), draft_steps)
     return made
@@ -92,19 +99,19 @@ def _write_raw(folder: Path) -> Path:
     return folder / "manifest.json"
 
 
-def recipe_of() -> Any:
-    """Return the draft's recipe."""
+def recipe_of(method: str) -> Any:
+    """Return the recipe of a draft."""
     recipe = compose("train", ["run=demo"]).recipe.copy()
     OmegaConf.set_readonly(recipe, False)
-    recipe.method = OmegaConf.structured(eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)))
-    recipe.draft = OmegaConf.structured(eagle3.Draft(steps=4))
+    recipe.method, recipe.draft = (OmegaConf.structured(section) for section in DRAFTS[method])
     recipe.model = OmegaConf.structured(Model("small", "build", "qwen2"))
     return recipe
 
 
 def _train_draft(made: SmallDraft, recipe: Any, rows: PackedRows, steps: int) -> None:
     """Train the draft by AdamW, four rows a step, and write its folder."""
-    vocabulary, path = read_draft_vocabulary(made.vocabulary), read_json(made.target)["path"]
+    vocabulary = None if made.vocabulary is None else read_draft_vocabulary(made.vocabulary)
+    path = read_json(made.target)["path"]
     method, settings = method_of(recipe, vocabulary)
     states = TargetStates(load_target(path, read_target_config(path), torch.float32))
     torch.manual_seed(0)

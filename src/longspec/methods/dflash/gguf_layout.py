@@ -1,0 +1,37 @@
+"""A draft folder as the GGUF file that llama.cpp loads beside its target: architecture `dflash`.
+
+llama.cpp's loader says (src/models/dflash.cpp, common/speculative.cpp): hidden_norm is `enc.output_norm`; queries and keys turn
+as here; sliding_window counts the query itself, in the layers that its pattern names; slots see no later slots of their block
+where `attention.causal` says so, whatever the layers' kind.
+"""
+
+from pathlib import Path
+
+from longspec.methods import gguf_draft
+from longspec.methods.dflash.method import METHOD
+from longspec.methods.vocabulary_tensors import D2T
+
+OUTSIDE = {
+    "fc.weight": "fc.weight",
+    "hidden_norm.weight": "enc.output_norm.weight",
+    "norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+    D2T: D2T,
+}
+
+
+def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
+    """Write the file. Raises ValueError as of gguf_draft and gguf_writer."""
+    draft = gguf_draft.read(folder, METHOD, context)
+    written = {gguf_draft.gguf_name(name, OUTSIDE): tensor for name, tensor in draft.tensors.items()}
+    block, window = draft.content["dflash_config"], draft.settings.sliding_window
+    keys = {
+        "target_layers": [layer + 1 for layer in block["target_layer_ids"]],
+        "block_size": draft.settings.block_size,
+        "attention.causal": window is not None,
+        "tokenizer.ggml.mask_token_id": int(block["mask_token_id"]),
+    }
+    if window is not None:
+        every = [True] * draft.settings.depth
+        keys |= {"attention.sliding_window": window, "attention.sliding_window_pattern": every}
+    gguf_draft.write(draft, written, keys, out, dtype)

@@ -1,0 +1,160 @@
+"""A DFlash draft in unmodified vLLM and llama.cpp: its text, and the drafts that these keep by position, beside our decoding.
+
+Target and draft are made here. The block is trained with two slots more than a round of CHAIN tokens fills.
+"""
+
+import shutil
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from longspec.atomic_files import read_json, write_json, write_text
+from longspec.config import to_yaml
+from longspec.draft.folder import draft_config, write_draft
+from longspec.draft.layouts import write_layout
+from longspec.draft_vocabulary import read_draft_vocabulary
+from longspec.methods.dflash.drafter import DFlashDrafter
+from longspec.methods.vocabulary_tensors import vocabulary_tensors
+from longspec.models.target import load_target
+from longspec.models.target_config import read_target_config
+from tests.measure.demo_draft import CHAIN, ROOT, Line, is_as_ours, shares
+from tests.measure.small_draft import PROPOSED, SmallDraft, make, recipe_of
+from tests.measure.spoilt_gguf import relative_tokens, write_spoilt
+
+ENGINES = ("vllm", "llama.cpp")
+WINDOW = 24
+CONTEXT = 512  # no text is longer
+pytestmark = [
+    pytest.mark.serve,
+    pytest.mark.skipif(
+        not any((ROOT / f".venv-serve/{name}/.stamp").is_file() for name in ENGINES), reason="no engine: make test-serve"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
+    """As trained: no window, the target's head."""
+    return make(tmp_path_factory.mktemp("small"), "dflash", heads=2)
+
+
+def changed(whole: SmallDraft, folder: Path, tensors: dict[str, torch.Tensor], **method: Any) -> SmallDraft:
+    """The same draft with other tensors and other keys of recipe.method."""
+    recipe, path = recipe_of("dflash"), read_json(whole.target)["path"]
+    recipe.method = OmegaConf.merge(recipe.method, method)
+    file = None if recipe.method.vocabulary is None else whole.draft.parent / f"draft_vocabulary_{PROPOSED}.json"
+    vocabulary = None if file is None else read_draft_vocabulary(file)
+    made = replace(whole, draft=folder / "draft", recipe=folder / "recipe.yaml", vocabulary=file)
+    write_text(made.recipe, to_yaml(recipe))
+    tensors = load_file(whole.draft / "model.safetensors") | tensors
+    if vocabulary is not None:
+        target = load_target(path, read_target_config(path), torch.float32)
+        tensors |= vocabulary_tensors(vocabulary.ids, vocabulary.size)
+        tensors["lm_head.weight"] = target.lm_head.weight.detach()[list(vocabulary.ids)].clone()
+    write_draft(made.draft, tensors, draft_config(path, recipe, vocabulary))
+    return made
+
+
+@pytest.fixture(scope="module")
+def narrow(whole: SmallDraft, tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
+    """A window, and a head of its own for some tokens."""
+    return changed(whole, tmp_path_factory.mktemp("narrow"), {}, vocabulary=PROPOSED, sliding_window=WINDOW)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The lines of a draft by an engine, None for our own, measured once."""
+
+    @cache
+    def measured(draft: SmallDraft, engine: str | None) -> list[Line]:
+        out = tmp_path_factory.mktemp("lines") / "lines.jsonl"
+        return draft.lines(out, *(options(engine) if engine else ()))
+
+    return measured
+
+
+def options(engine: str) -> list[str]:
+    if not (ROOT / f".venv-serve/{engine}/.stamp").is_file():
+        pytest.skip(f"{engine} is not installed: make test-serve")
+    return ["--engine", engine, "--serve-python", str(ROOT / f".venv-serve/{engine}/bin/python")]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("variant", ["whole", "narrow"])
+def test_text_and_acceptance_are_ours(lines: Any, request: pytest.FixtureRequest, variant: str, engine: str) -> None:
+    """Text equal to the engine's own without the draft, float32, greedy; each position's share within 2 % of ours."""
+    draft = request.getfixturevalue(variant)
+    theirs, ours = lines(draft, engine), lines(draft, None)
+    assert {line["engine"] for line in theirs} == {engine}
+    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
+    assert sum(line["tokens_compared"] for line in theirs) >= 20 * 30
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
+    print(f"{variant}, {engine}: shares of the rounds that kept a draft by position {shares(theirs)}, ours {shares(ours)}")
+    kept = sum(sum(line["accepted"]) for line in theirs)
+    assert 100 < kept < 0.9 * CHAIN * sum(line["rounds"] for line in theirs)  # an untrained draft keeps none
+    assert is_as_ours([line["accepted"] for line in theirs], ours)
+    assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
+
+
+def is_seen(theirs: list[Line], ours: list[Line]) -> bool:
+    """Whether drafts differ; the text is the engine's own all the same."""
+    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
+    print(f"{shares(theirs)}, ours {shares(ours)}")
+    as_ours = is_as_ours([line["accepted"] for line in theirs], ours)
+    return not as_ours and shares(theirs) != pytest.approx(shares(ours), rel=0.02)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_another_layer_is_seen(whole: SmallDraft, lines: Any, tmp_path: Path, engine: str) -> None:
+    shutil.copytree(whole.draft, tmp_path / "draft")
+    config = read_json(tmp_path / "draft/config.json")
+    config["dflash_config"]["target_layer_ids"][1] += 1
+    write_json(tmp_path / "draft/config.json", config)
+    if engine == "llama.cpp":
+        write_layout(tmp_path / "draft", "gguf", tmp_path / "draft.gguf", "f32", CONTEXT)
+    served = tmp_path / ("draft.gguf" if engine == "llama.cpp" else "draft")
+    theirs = whole.lines(tmp_path / "theirs.jsonl", *options(engine), "--served-draft", str(served))
+    assert is_seen(theirs, lines(whole, None))
+
+
+def test_relative_tokens_are_seen(narrow: SmallDraft, lines: Any, tmp_path: Path) -> None:
+    """Of the draft vocabulary, in a GGUF file."""
+    write_spoilt(narrow.draft, tmp_path / "draft.gguf", CONTEXT, relative_tokens)
+    given = ["--served-draft", str(tmp_path / "draft.gguf")]
+    assert is_seen(narrow.lines(tmp_path / "theirs.jsonl", *options("llama.cpp"), *given), lines(narrow, None))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_block_one_position_further_is_seen(
+    whole: SmallDraft, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Of ours, since no file says positions."""
+    rope = DFlashDrafter._rope
+
+    def further(self: DFlashDrafter, like: torch.Tensor, positions: torch.Tensor) -> Any:
+        return rope(self, like, positions + (sys._getframe(1).f_code.co_name == "logits"))
+
+    theirs = lines(whole, engine)
+    monkeypatch.setattr(DFlashDrafter, "_rope", further)
+    assert is_seen(theirs, whole.lines(tmp_path / "ours.jsonl"))
+
+
+def test_vllm_norms_keys_of_several_norms_otherwise_on_a_cpu(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
+    """Which is why such drafts are refused there. This folder does not say that it is one."""
+    name = "layers.{}.self_attn.k_norm.weight"
+    other = load_file(whole.draft / "model.safetensors")[name.format(0)].flip(0)
+    untied = changed(whole, tmp_path, {name.format(1): other}, tied_k_norm=False)
+    shutil.copytree(untied.draft, tmp_path / "silent")
+    config = read_json(untied.draft / "config.json")
+    write_json(tmp_path / "silent/config.json", config | {"settings": {}})
+    theirs = untied.lines(tmp_path / "theirs.jsonl", *options("vllm"), "--served-draft", str(tmp_path / "silent"))
+    assert is_seen(theirs, lines(untied, None))
+    assert is_as_ours([line["accepted"] for line in lines(untied, "llama.cpp")], lines(untied, None))
