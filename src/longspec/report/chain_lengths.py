@@ -8,6 +8,7 @@ from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import WITH_LOOKUP
+from longspec.decode.levels import stored
 from longspec.measure.tasks import Setting, Settings
 from longspec.report.inputs import Variant
 
@@ -69,5 +70,4 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
 def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
     """Return the lines of a drafter ("": the final draft) at a setting, task by task."""
     lines = variant.evaluations[drafter or variant.final].lines
-    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
-    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, shape)]
+    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, stored(setting.shape))]
