@@ -19,7 +19,7 @@ ALL = {"step": 0.0, "node": 0.0}
 
 
 class Markov:
-    """A draft whose next token depends on the last one alone, or, as in a block, on how deep it stands; sharper in later rows."""
+    """A draft whose next token depends on the last one alone, or, in a block, on its depth; later rows are sharper."""
 
     def __init__(self, in_blocks: bool) -> None:
         self.in_blocks, self.asked = in_blocks, 0

@@ -186,6 +186,8 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
         ({"max_new_tokens": 0}, "must be 1 or more"),
         ({"shape": (4, 41)}, r"level 2 has 41 nodes; give 1 to 40"),
         ({"shape": 0}, "at least one drafted token"),
+        ({"shape": Budget(0)}, "1 or more nodes"),
+        ({"shape": {"depth": 3}}, "give nodes, and depth"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"stop_strings": ["x"]}, "tokenizer="),

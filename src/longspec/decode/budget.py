@@ -53,7 +53,7 @@ def grown(builder: TreeBuilder, shape: Levels | Budget, sampler: Sampler, logits
         # Children come in the order of their scores, so that those to ask are the first ones in every row.
         open_ones = [[row[number].score for number in _best(row, shape) if number >= first] for row in rows]
         width, asked = max(map(len, open_ones)), first
-        if not width or sum(map(exp, sum(open_ones, []))) < shape.step * len(rows):
+        if not width or sum(exp(score) for row in open_ones for score in row) < shape.step * len(rows):
             break
         builder.add(parents_BC[:, :width].long(), tokens_BC[:, :width].long())
         builder.scores_BW = scores_BC[:, :width]
@@ -91,7 +91,7 @@ def _best(row: list[Node], budget: Budget) -> list[int]:
 
 
 def _tree(rows: list[list[Node]], roots_B1: Tensor, budget: Budget) -> DraftTree:
-    """Return a tree of the likeliest nodes of each row, level by level; rows with fewer in a level have nodes that are not there."""
+    """Return a tree of the likeliest nodes of each row, level by level; rows with fewer have nodes that are not there."""
     kept = [sorted(_best(row, budget), key=lambda number: row[number].depth) for row in rows]
     counts = [Counter(row[number].depth for number in numbers) for row, numbers in zip(rows, kept, strict=True)]
     depths = [depth for depth in range(1, budget.depth + 1) for _ in range(max(count[depth] for count in counts))]

@@ -58,6 +58,10 @@ def levels_of(shape: Shape, vocabulary: int, proposed: int | None = None) -> Lev
     A budget stays one. proposed: how many tokens of the vocabulary the draft can say; None: all. Raises ValueError for sizes
     that no tree over these has.
     """
+    if isinstance(shape, dict):
+        if not {"nodes"} <= shape.keys() <= {"nodes", "depth"}:
+            raise ValueError(f"shape {shape!r}: give nodes, and depth where it is not {DEEPEST}, such as {{'nodes': 16}}")
+        shape = shape_of(shape)
     if isinstance(shape, Budget):
         if shape.nodes < 1 or shape.depth < 1:
             raise ValueError(f"shape {shape}: give 1 or more nodes, and 1 or more levels")

@@ -55,10 +55,10 @@ def speculate(
 ) -> Decoded:
     """Decode prompts of any lengths; greedy text is the target's own, sampled text has the target's own distribution.
 
-    shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens is called with a row's number and its new
-    tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for settings out
-    of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter with which
-    another decoding has not ended, and for logits from which no token can be drawn.
+    shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens is called with a row's number
+    and its new tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for
+    settings out of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter
+    with which another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 

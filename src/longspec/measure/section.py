@@ -78,7 +78,7 @@ class Bench(Keys):
         "a list of temperatures, for instance [0]; 0 is greedy"
     )
     shapes: Annotated[list[Shape], Field(min_length=1)] = left_out(
-        "a list of shapes of drafts, for instance [4, [4, 16, 16, 16, 16], {nodes: 16}]: a chain's tokens, a tree's levels, a tree's budget"
+        "shapes of drafts, for instance [4, [4, 16, 16, 16, 16], {nodes: 16}]: a chain's tokens, a tree's levels, its budget"
     )
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = left_out("how often each prompt is decoded with and without draft")
     seed: Seed = left_out("the seed of random draws")

@@ -1,13 +1,14 @@
 """What chains of other lengths would bring: from the acceptance by position and the costs of rounds that were measured."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
-from longspec.config.names import WITH_LOOKUP
+from longspec.config.names import LOOKUP, WITH_LOOKUP
 from longspec.decode.levels import stored
 from longspec.measure.tasks import Setting, Settings
 from longspec.report.inputs import Variant
@@ -27,9 +28,12 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
         pooled(setting.temperature, [line["positions"] for line in _lines(variant, setting)])
         for setting in longest_chains(settings.settings)
     ]
-    held += _trees(variant, [setting for setting in settings.settings if isinstance(setting.shape, tuple)])
+    held += _trees(variant, [setting for setting in settings.settings if not isinstance(setting.shape, int)])
     if WITH_LOOKUP in variant.evaluations:
         held += _trees(variant, settings.settings, WITH_LOOKUP, settings.with_lookup or 0)
+    if LOOKUP in variant.evaluations:  # which copies as many tokens as the shape is deep
+        for setting in settings.settings:
+            held += [replace(each, levels=(), copied=setting.depth) for each in _trees(variant, [setting], LOOKUP)]
     if held:
         write_acceptance(folder / "final_draft", held)
 
