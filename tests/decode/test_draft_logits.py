@@ -256,17 +256,17 @@ def test_beams_are_the_likeliest_paths(case: Any) -> None:
 
 @torch.inference_mode()
 def test_a_budget_takes_the_likeliest_of_all_paths(case: Any) -> None:
-    """Against a search, best first, over all children of what it has found, by the training forward."""
+    """Against a search, best first, over all children of what it has found, by the training forward; sharpened, to go deep."""
     text, budget = [4, 8, 15, 16, 23, 42], Budget(12, 4, step=0.0, node=0.0)
     begin(case, [text[:-1]])
-    tree = case.drafter.propose(draft_input_of(case, [text]), budget, Sampler())
+    tree = case.drafter.propose(draft_input_of(case, [text]), budget, Sampler(0.1))
     paths = [row_paths(tree, 0, node) for node in range(tree.tokens_BS.shape[1])]
     said, heap, wanted = range(61) if case.drafter.proposed is None else SOME, [(0.0, ())], []
     while len(wanted) <= budget.nodes:
         cost, path = heappop(heap)
         wanted.append(path)
         if len(path) < budget.depth:
-            log_q_V = case.trained_logits(text, list(path)).log_softmax(-1).tolist()
+            log_q_V = (case.trained_logits(text, list(path)) / 0.1).log_softmax(-1).tolist()
             for token, log_q in zip(said, log_q_V, strict=True):
                 heappush(heap, (cost - log_q, (*path, token)))
     assert {tuple(tree.tokens_BS[0, path[1:]].tolist()) for path in paths} == set(wanted)
