@@ -76,7 +76,7 @@ def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = 
     return [*_at_nearest(drafted, temperature), *_at_nearest(alone, temperature)]
 
 
-def _at_nearest(held: list[Acceptance], temperature: float) -> list[Acceptance]:
+def _at_nearest(held: Sequence[Acceptance], temperature: float) -> list[Acceptance]:
     found = min((each.temperature for each in held), key=lambda each: abs(each - temperature), default=0.0)
     return [each for each in held if each.temperature == found]
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import LOOKUP, WITH_LOOKUP
-from longspec.decode.levels import stored
-from longspec.measure.tasks import Setting, Settings
+from longspec.measure.tasks import Setting, Settings, shape_name
 from longspec.report.inputs import Variant
 
 Line = dict[str, Any]
@@ -74,4 +73,5 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
 def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
     """Return the lines of a drafter ("": the final draft) at a setting, task by task."""
     lines = variant.evaluations[drafter or variant.final].lines
-    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, stored(setting.shape))]
+    wanted = (setting.temperature, shape_name(setting.shape))
+    return [line for line in lines if (line["temperature"], shape_name(line["shape"])) == wanted]
