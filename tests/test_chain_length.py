@@ -8,6 +8,7 @@ import pytest
 from longspec import chain_length
 from longspec.atomic_files import write_json
 from longspec.chain_length import ChainAcceptance, TreeAcceptance, nearest, pooled, read_acceptance
+from longspec.decode.levels import Budget
 
 
 def geometric(share: float, depth: int) -> ChainAcceptance:
@@ -38,7 +39,11 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
     chain_length.write_acceptance(tmp_path, held)
     assert read_acceptance(tmp_path) == read_acceptance(tmp_path / "model.safetensors") == held
     tree = TreeAcceptance(0.0, (2, 4, 4), 25, 10)
-    for both in ((*held, tree), (tree,), (*held, tree, TreeAcceptance(0.0, (1, 1), 30, 10, copied=8))):
+    for both in (
+        (*held, tree),
+        (tree,),
+        (*held, tree, TreeAcceptance(0.0, (), 30, 10, copied=8), TreeAcceptance(0.0, Budget(9), 3, 1)),
+    ):
         chain_length.write_acceptance(tmp_path, both)
         assert read_acceptance(tmp_path) == both
     assert tree.expected_tokens == 2.5

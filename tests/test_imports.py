@@ -100,6 +100,7 @@ BESIDE_ENGINES = {
 }
 # Single modules of a room that the table above does not open: the checkpoint's layout has one owner.
 EXTRA = {
+    ("chain_length", "decode.levels"),  # what a shape is, in numbers alone
     ("measure.engine_files", "draft.folder"),  # a fresh draft is served from a folder like any other
     ("measure.engine_files", "draft.layouts"),  # which an engine may read in a layout of its own
     ("measure.engine_files", "target.layouts"),  # and its target too

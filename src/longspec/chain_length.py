@@ -10,6 +10,7 @@ from operator import mul
 from pathlib import Path
 
 from longspec.atomic_files import read_json_object, write_json
+from longspec.decode.levels import Shape, shape_of, stored
 
 FILE = "acceptance.json"  # in a final draft's folder, once it was evaluated
 LONGEST = 16  # tokens of the longest chain whose cost is measured
@@ -36,11 +37,12 @@ class ChainAcceptance:
 class TreeAcceptance:
     """Acceptance of a tree with these levels at a temperature: tokens that its rounds brought, the target's own included.
 
-    copied: most tokens of prompt lookup that stood beside it; 0: none did. With them a chain is a tree too.
+    copied: most tokens of prompt lookup that stood beside it; 0: none did. With them a chain is a tree too. Without levels they
+    are those of prompt lookup alone.
     """
 
     temperature: float
-    levels: tuple[int, ...]
+    levels: Shape
     tokens: int
     rounds: int
     copied: int = 0
@@ -66,10 +68,16 @@ def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = 
     """Return those at the temperature nearest to this one; at that of the first, of equals.
 
     with_lookup: those of trees that had tokens of prompt lookup beside them, where there are any; else those of a draft alone.
+    Behind them come those of prompt lookup without a draft.
     """
-    beside = [each for each in held if isinstance(each, TreeAcceptance) and each.copied]
-    held = beside if with_lookup and beside else [each for each in held if each not in beside]
-    found = min(held, key=lambda each: abs(each.temperature - temperature)).temperature
+    trees = [each for each in held if isinstance(each, TreeAcceptance)]
+    alone, beside = ([each for each in trees if each.copied and bool(each.levels) == drafted] for drafted in (False, True))
+    drafted = beside if with_lookup and beside else [each for each in held if each not in (*alone, *beside)]
+    return [*_at_nearest(drafted, temperature), *_at_nearest(alone, temperature)]
+
+
+def _at_nearest(held: Sequence[Acceptance], temperature: float) -> list[Acceptance]:
+    found = min((each.temperature for each in held), key=lambda each: abs(each - temperature), default=0.0)
     return [each for each in held if each.temperature == found]
 
 
@@ -83,7 +91,7 @@ def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
     """Write the file into a draft's folder, whole or not at all."""
     chains = [vars(each) for each in held if isinstance(each, ChainAcceptance)]
     # A field at its default is left out, as files have it that were written before there was that field.
-    found = [vars(each).items() for each in held if isinstance(each, TreeAcceptance)]
+    found = [(vars(each) | {"levels": stored(each.levels)}).items() for each in held if isinstance(each, TreeAcceptance)]
     trees = [{name: value for name, value in each if name != "copied" or value} for each in found]
     write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
 
@@ -102,7 +110,7 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
             ChainAcceptance(each["temperature"], tuple((kept, reached) for kept, reached in each["positions"]))
             for each in content["chains"]
         ]
-        trees = [TreeAcceptance(**each | {"levels": tuple(each["levels"])}) for each in content.get("trees", [])]
+        trees = [TreeAcceptance(**each | {"levels": shape_of(each["levels"])}) for each in content.get("trees", [])]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: is no acceptance by position and tree ({type(error).__name__}: {error}); remove the file, then chains "

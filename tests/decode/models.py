@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from longspec.decode.budget import grown
 from longspec.decode.drafters import Drafter, DraftInput
-from longspec.decode.levels import Levels
+from longspec.decode.levels import Budget, Levels, depth_of
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, chains
 from longspec.draft_vocabulary import DraftVocabulary
@@ -90,11 +91,11 @@ class Oracle(Drafter):
     def __init__(self, texts: list[list[int]], wrong: bool = False) -> None:
         self.texts, self.wrong = texts, wrong
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         ahead = []
         for text in draft_input.texts:
             (whole,) = (known for known in self.texts if known[: len(text)] == text)
-            ahead.append([(token + self.wrong) % 61 for token in (whole + [0] * 9)[len(text) :][: len(levels)]])
+            ahead.append([(token + self.wrong) % 61 for token in (whole + [0] * 9)[len(text) :][: depth_of(shape)]])
         return chains(draft_input.roots_B, torch.tensor(ahead))
 
 
@@ -104,7 +105,7 @@ class Itself(Drafter):
     def __init__(self, target) -> None:
         self.target = target
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         builder, texts = TreeBuilder(draft_input.roots_B), [torch.tensor(draft_input.texts)[:, None]]
 
         def logits() -> Tensor:
@@ -114,5 +115,4 @@ class Itself(Drafter):
                 texts.append(torch.cat([above_BCT, builder.tokens[-1][:, :, None]], dim=-1))
             return self.target(texts[-1].flatten(0, 1)).logits[:, -1].unflatten(0, texts[-1].shape[:2])
 
-        builder.grow_all(levels, sampler, logits)
-        return builder.tree()
+        return grown(builder, shape, sampler, logits)

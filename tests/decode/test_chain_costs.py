@@ -11,12 +11,15 @@ from longspec import chain_length
 from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
-from longspec.decode.chain_costs import best_shape, measure_costs
+from longspec.decode.chain_costs import best_way, measure_costs
+from longspec.decode.fallback import NoDraft, WhilePays
 from longspec.decode.generate import generate, load_drafter
-from longspec.decode.levels import DEFAULT_SHAPE, Levels
-from longspec.decode.lookup import WithLookup
+from longspec.decode.levels import DEFAULT_SHAPE, Budget, Levels
+from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.prefill import prefill
-from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
+from longspec.decode.speculate import speculate
+from longspec.decode.tree import DraftTree
+from tests.decode.models import DEPTHS, METHODS, Oracle, generated, make_drafter, make_target
 from tests.methods.test_attach import save_draft, save_target
 
 NEW = 20
@@ -105,10 +108,10 @@ def test_a_tree_is_taken_where_it_brings_more_tokens_a_second(
     drafter = make_drafter("glide", target)
     start = prefill(target, [PROMPT], reads=drafter.reads)
     drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, tree, 40, 10), TreeAcceptance(1.0, (3, 3), 90, 10))
-    assert best_shape(target, drafter, start, 0.0) in (1, 2, 3, tree)  # as measured here, whatever that is
+    assert best_way(target, drafter, start, 0.0)[1] in (1, 2, 3, tree)  # as measured here, whatever that is
     given_costs(monkeypatch, 1.0, 1.4, 4.0)
     monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: seconds)
-    assert best_shape(make_target(5), drafter, start, 0.0) == best
+    assert best_way(make_target(5), drafter, start, 0.0)[1] == best
 
 
 def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +125,65 @@ def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.Monke
     for seconds, held, best in ((1.9, beside, 2), (1.8, beside, (2, 2)), (1.8, (), 2)):
         monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape, seconds=seconds: seconds)
         drafter.acceptance = (*alone, *held)
-        assert best_shape(make_target(5), WithLookup(drafter, 8), start, 0.0) == best
-        assert best_shape(make_target(5), drafter, start, 0.0) == 2
+        assert best_way(make_target(5), WithLookup(drafter, 8), start, 0.0)[1] == best
+        assert best_way(make_target(5), drafter, start, 0.0)[1] == 2
+
+
+@pytest.mark.parametrize(
+    ("chains", "lookup", "kind", "shape"),
+    [
+        ((2.0, 2.9, 4.0), 1.1, NoDraft, 1),
+        ((2.0, 2.9, 4.0), 0.9, LookupDrafter, 8),
+        ((1.0, 2.9, 4.0), 0.9, WhilePays, 1),
+        ((9.0, 9.0, 9.0), 0.6, LookupDrafter, 8),
+    ],
+)
+def test_no_draft_is_taken_that_is_slower_than_plain_decoding_or_lookup(
+    monkeypatch: pytest.MonkeyPatch, chains: tuple[float, ...], lookup: float, kind: type, shape: int
+) -> None:
+    """1.9, 2.8 and 3.7 tokens of chains against 1 in a second, and against 1.05 of lookup; the text is the target's own."""
+    target = make_target(5)
+    drafter = make_drafter("glide", target)
+    drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, (), 105, 100, copied=8), TreeAcceptance(1.0, (), 9, 1, copied=4))
+    given_costs(monkeypatch, *chains)
+    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: lookup)
+    chosen = best_way(target, drafter, prefill(target, [PROMPT], reads=drafter.reads), 0.0)
+    assert (type(chosen[0]), chosen[1]) == (kind, shape)
+    found = generate(target, torch.tensor([PROMPT]), draft=drafter, **GREEDY)
+    assert found[0, len(PROMPT) :].tolist() == generated(target, PROMPT, NEW)
+
+
+@pytest.mark.parametrize("wrong", [True, False])
+def test_a_draft_that_brings_too_little_on_these_texts_is_left(wrong: bool) -> None:
+    """Evaluated at 3 tokens a round, needed 2: after as many rounds of 1 as the evaluation counts for. One that pays stays."""
+    target, prompts, count = make_target(5), [PROMPT, PROMPT[:2]], 0
+    texts = [prompt + generated(target, prompt, 180) for prompt in prompts]
+    oracle = Oracle(texts, wrong)
+    propose = oracle.propose
+
+    def counted(*given: Any) -> DraftTree:
+        nonlocal count
+        count += 1
+        return propose(*given)
+
+    oracle.propose = counted
+    drafter = WhilePays(oracle, 3.0, 2.0, NoDraft(), 1)
+    rows = speculate(target, drafter, prompts, max_new_tokens=180, shape=2).rows
+    assert [row.ids for row in rows] == [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+    assert (count, rows[0].rounds) == ((9, 179) if wrong else (60, 60))
+
+
+def test_a_budget_has_the_prices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A level costs 0.04 rounds and a node 0.01, at 2 tokens a round of the best chain; the tree is taken if it pays."""
+    target = make_target(5)
+    drafter = make_drafter("glide", target)
+    drafter.acceptance = (ChainAcceptance(0.0, ((1, 1),)), TreeAcceptance(0.0, Budget(11), 30, 10))
+    given_costs(monkeypatch, 1.0)
+    seconds = {1: 1.0, 2: 1.05, (11,): 1.1}
+    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: seconds.get(shape, 1.4))
+    _, budget = best_way(target, drafter, prefill(target, [PROMPT], reads=drafter.reads), 0.0)
+    assert isinstance(budget, Budget)
+    assert (budget.step, budget.node) == pytest.approx((2 * 0.04 * 2, 0.01 * 2))
 
 
 def test_a_draft_folder_tells_its_acceptance(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.drafters import DraftInput
+from longspec.decode.levels import Budget
 from longspec.decode.sampling import Sampler
 from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.dflash.trainer import DFlashTrainer
@@ -71,9 +73,9 @@ class RecordedDFlash(DFlashDrafter):
         self.slots = super().logits(draft_input, slots)
         return self.slots
 
-    def propose(self, draft_input, levels, sampler):
-        tree = super().propose(draft_input, levels, sampler)
-        sizes = (1, *levels[:-1])
+    def propose(self, draft_input, shape, sampler):
+        tree = super().propose(draft_input, shape, sampler)
+        sizes = () if isinstance(shape, Budget) else (1, *shape[:-1])
         self.seen = [self.slots[:, depth, None].expand(-1, size, -1) for depth, size in enumerate(sizes)]
         return tree
 
@@ -251,3 +253,22 @@ def test_beams_are_the_likeliest_paths(case: Any) -> None:
         level = [tuple(tree.tokens_BS[0, row_paths(tree, 0, node)[1:]].tolist()) for node in range(first, first + size)]
         assert level == list(beam)
         first += size
+
+
+@torch.inference_mode()
+def test_a_budget_takes_the_likeliest_of_all_paths(case: Any) -> None:
+    """Against a search, best first, over all children of what it has found, by the training forward; sharpened, to go deep."""
+    text, budget = [4, 8, 15, 16, 23, 42], Budget(12, 4, step=0.0, node=0.0)
+    begin(case, [text[:-1]])
+    tree = case.drafter.propose(draft_input_of(case, [text]), budget, Sampler(0.1))
+    paths = [row_paths(tree, 0, node) for node in range(tree.tokens_BS.shape[1])]
+    said, heap, wanted = range(61) if case.drafter.proposed is None else SOME, [(0.0, ())], []
+    while len(wanted) <= budget.nodes:
+        cost, path = heappop(heap)
+        wanted.append(path)
+        if len(path) < budget.depth:
+            log_q_V = (case.trained_logits(text, list(path)) / 0.1).log_softmax(-1).tolist()
+            for token, log_q in zip(said, log_q_V, strict=True):
+                heappush(heap, (cost - log_q, (*path, token)))
+    assert {tuple(tree.tokens_BS[0, path[1:]].tolist()) for path in paths} == set(wanted)
+    assert max(map(len, wanted)) > 1

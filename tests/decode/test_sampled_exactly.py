@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from longspec.decode import lookup, verify
+from longspec.decode.levels import Budget
 from longspec.decode.lookup import WithLookup
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -14,6 +15,7 @@ from tests.decode.models import DEPTHS, SMALL, make_drafter, make_target
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 CONTINUATIONS, ROWS, PROMPT, VOCABULARY, CHAIN = 8_000, 4_000, [3, 1, 4], 10, 4
+BUDGET = Budget(5, 2, 0.0, 0.0)
 TREE = (3, 2)  # what is drafted deeper lies behind the three tokens that are compared
 LEVEL, WRONG = 1e-3, 1e-6  # a right rule fails the test this rarely; a wrong one's p-value must lie below
 WARPS = {"plain": {}, "warped": {"top_k": 6, "top_p": 0.85}}
@@ -78,6 +80,9 @@ def test_the_first_three_tokens_have_the_targets_joint_law(shape, warp: str) -> 
         ("glide", SAID, CHAIN, "plain"),
         ("eagle3", SAID, CHAIN, "warped"),
         ("eagle3", None, TREE, "plain"),
+        ("glide", SAID, BUDGET, "warped"),
+        ("eagle3", SAID, BUDGET, "plain"),
+        ("dflash", None, BUDGET, "warped"),
         ("dflash", SAID, CHAIN, "plain"),
         ("dflash", None, CHAIN, "warped"),
     ],

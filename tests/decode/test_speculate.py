@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.autoregressive import decode_plain, near_tie_margin
-from longspec.decode.levels import DEFAULT_SHAPE, levels_of
+from longspec.decode.levels import DEFAULT_SHAPE, Budget, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
@@ -29,6 +29,7 @@ from tests.decode.models import (
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 CHAIN, NO_EOS, NEW = 4, -1, 36
+BUDGET = Budget(16, step=0.0, node=0.0)  # the random drafts are sure of nothing
 
 
 def glide(target):
@@ -37,7 +38,12 @@ def glide(target):
 
 @pytest.mark.parametrize(
     ("family", "shape", "drafter"),
-    [(Qwen2Config, CHAIN, "glide"), (LlamaConfig, DEFAULT_SHAPE, "glide"), (MistralConfig, (3,), "lookup")],
+    [
+        (Qwen2Config, CHAIN, "glide"),
+        (LlamaConfig, DEFAULT_SHAPE, "glide"),
+        (LlamaConfig, BUDGET, "glide"),
+        (MistralConfig, (3,), "lookup"),
+    ],
 )
 def test_tokens_are_those_of_generate(family: type, shape, drafter: str) -> None:
     """float64, random models, prompts on both sides of the windows, alone and in one batch."""
@@ -48,6 +54,8 @@ def test_tokens_are_those_of_generate(family: type, shape, drafter: str) -> None
 EAGLE3 = [  # families with options of the draft, which change no text
     (LlamaConfig, DEFAULT_SHAPE, {}, {"max_position_embeddings": 76}),  # full at the end of the longest prompt's text
     (Qwen2Config, CHAIN, {"window": 3}, {}),
+    (Qwen2Config, Budget(9), {"window": WINDOW, "ids": tuple(range(0, 61, 2))}, {}),
+    (LlamaConfig, BUDGET, {}, {}),
     (Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": WINDOW}, {}),
     (MistralConfig, CHAIN, {"ids": tuple(range(0, 61, 2))}, {"sliding_window": 9}),
 ]
@@ -61,6 +69,8 @@ def test_tokens_of_eagle3_are_those_of_generate(family: type, shape, options: di
 DFLASH = [  # families with options of the draft, which change no text
     (Qwen3Config, CHAIN, {}, {"max_position_embeddings": 76}),
     (LlamaConfig, DEFAULT_SHAPE, {"window": WINDOW, "tied_k_norm": False}, {}),
+    (Qwen2Config, BUDGET, {"ids": tuple(range(0, 61, 2))}, {}),
+    (LlamaConfig, Budget(9), {"window": WINDOW}, {}),
     (MistralConfig, 9, {"ids": tuple(range(0, 61, 2))}, {"sliding_window": 9}),  # longer than a block
 ]
 
@@ -84,7 +94,7 @@ def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
     assert decode_plain(target, start, NEW, NO_EOS).ids == expected[1]
 
 
-@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE])
+@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE, Budget(60, 4, 0.0, 0.0)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_draft_that_is_the_target_is_kept_whole(shape, temperature: float) -> None:
     """Chains always. Trees when greedy; when sampling they cannot hold every token the target may draw."""
@@ -92,7 +102,7 @@ def test_a_draft_that_is_the_target_is_kept_whole(shape, temperature: float) -> 
     generator = torch.Generator().manual_seed(0)
     settings = {"shape": shape, "temperature": temperature, "generator": generator}
     decoded = speculate(target, Itself(target), [[3, 1, 4]], max_new_tokens=31, **settings)
-    depth = len(levels_of(shape, 10))
+    depth = depth_of(shape)
     if shape == CHAIN or temperature == 0:
         assert decoded.rows[0].accepted == [depth] * (30 // (depth + 1))
         assert decoded.rows[0].position_acceptance(depth) == [(decoded.rows[0].rounds,) * 2] * depth
@@ -176,6 +186,8 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
         ({"max_new_tokens": 0}, "must be 1 or more"),
         ({"shape": (4, 41)}, r"level 2 has 41 nodes; give 1 to 40"),
         ({"shape": 0}, "at least one drafted token"),
+        ({"shape": Budget(0)}, "1 or more nodes"),
+        ({"shape": {"depth": 3}}, "give nodes, and depth"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"stop_strings": ["x"]}, "tokenizer="),

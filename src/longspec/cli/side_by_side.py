@@ -20,9 +20,9 @@ from longspec.data.chat.encoding import Encoder
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
 from longspec.decode.cache import tokens_ahead
-from longspec.decode.chain_costs import best_shape, nodes_of
+from longspec.decode.chain_costs import best_way, nodes_of
 from longspec.decode.generate import load_drafter
-from longspec.decode.levels import DEFAULT_SHAPE
+from longspec.decode.levels import DEFAULT_SHAPE, Shape
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
@@ -132,7 +132,9 @@ def decode_both(
     plain = decode_plain(target, start, new_tokens, eos, on_token=lambda token: alone.add([token]))
     console.print("\n")
     start = prefill(target, [prompt], room, drafter.reads)
-    shape = best_shape(target, drafter, start, 0.0) if drafter.acceptance else DEFAULT_SHAPE
+    shape: Shape = DEFAULT_SHAPE
+    if drafter.acceptance:
+        drafter, shape = best_way(target, drafter, start, 0.0)
     console.rule("with the draft; what it drafted is green", align="left", style="dim")
     both = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)

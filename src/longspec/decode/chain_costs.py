@@ -1,77 +1,133 @@
-"""What rounds with chains of each length and with trees cost on this machine, and which of these shapes is best by it.
+"""What rounds with chains of each length and with trees cost on this machine, and which way to decode is best by it.
 
 Shapes: B rows.
 """
 
 import time
 from collections.abc import Hashable
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from statistics import fmean, median
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from longspec.chain_length import LONGEST, Acceptance, ChainAcceptance, ChainCosts, nearest
+from longspec.chain_length import LONGEST, ChainAcceptance, ChainCosts, TreeAcceptance, nearest
 from longspec.decode.drafters import Drafter
-from longspec.decode.levels import Levels
+from longspec.decode.fallback import NoDraft, WhilePays
+from longspec.decode.levels import Budget, Shape, depth_of, size_of
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
 from longspec.models.target import group_of, tensor_of_first_rank
 
-ROUNDS = 2  # timed at once, behind one that takes the prompts in
-REPEATS = 2  # of the whole; the least of all times counts, for whatever else runs on the machine only adds to them
+ROUNDS = 3  # timed at once, behind one that takes the prompts in
+REPEATS = 2  # of the whole
+OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
 
-# Seconds of a round with each shape, by target, for this process.
-_known: WeakKeyDictionary[Any, dict[Hashable, dict[int | Levels, float]]] = WeakKeyDictionary()
+# Of each shape the one to decode with, a budget with its prices, and seconds of a round, by target, for this process.
+_known: WeakKeyDictionary[Any, dict[Hashable, dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to decode, and tokens that a round of it should bring."""
+
+    drafter: Drafter
+    shape: Shape
+    tokens: float
+
+    @property
+    def key(self) -> Hashable:
+        """Return what its costs are known by; drafters come and go with each call that names a folder."""
+        return (type(self.drafter), self.shape)
 
 
 def nodes_of(drafter: Drafter) -> int:
     """Count the most tokens that a measurement puts behind the prompts."""
-    return (ROUNDS + 1) * (LONGEST + drafter.copied + 1)
+    trees = [depth_of(each.levels) for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
+    return (ROUNDS + 1) * (max(LONGEST, *trees, 0) + drafter.copied + 1)
 
 
 class _EnoughError(Exception):
     """Ends a decoding whose rounds were timed."""
 
 
-def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> int | Levels:
-    """Return the chain or tree that should decode these prompts soonest, by the drafter's acceptance and by costs.
+def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> tuple[Drafter, Shape]:
+    """Return the drafter and the shape that should decode these prompts soonest, by evaluated acceptance and by costs.
 
-    The costs are measured when a target and a draft first meet, and again for texts twice as long and for another number of
-    rows or threads. Of equal shapes the one with the fewest tokens.
+    Those that were evaluated, of prompt lookup alone too, and plain decoding, which a draft goes over to that brings too little
+    on these texts. The costs are measured when a target and a draft first meet, again after an hour, for texts twice as long,
+    and for another number of rows or threads. Of equal ways the one with the fewest tokens.
     """
-    tokens = _tokens_a_round(nearest(drafter.acceptance, temperature, drafter.copied > 0))
-    if len(tokens) == 1:
-        return next(iter(tokens))
+    ways = _ways(drafter, temperature)
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
-    # Drafters come and go with each call that names a folder: a draft is known by its acceptance, counts of its own.
-    key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine)
-    costs = _known.setdefault(target, {})
-    known = costs.setdefault(key, {})
-    missing = [shape for shape in tokens if shape not in known]  # another temperature may have other shapes
-    if longest := max((shape for shape in missing if isinstance(shape, int)), default=0):
-        known |= enumerate(measure_costs(target, drafter, start, longest).rounds, 1)
-    for shape in missing:
-        if not isinstance(shape, int):
-            known[shape] = min(_round_seconds(target, drafter, start, shape) for _ in range(REPEATS))
-    shapes = list(tokens)
-    nodes = [shape if isinstance(shape, int) else sum(shape) for shape in shapes]
-    best = max(range(len(shapes)), key=lambda at: (tokens[shapes[at]] / known[shapes[at]], -nodes[at]))
+    hour = time.monotonic() // OF_AN_HOUR
+    # A draft is known by its acceptance, counts of its own.
+    key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine, hour)
+    known = _known.setdefault(target, {}).setdefault(key, {})
+    _measure(target, drafter, start, ways, known)
+    rates = [way.tokens / known[way.key][1] for way in ways]
+    order = sorted(range(len(ways)), key=lambda at: (-rates[at], size_of(ways[at].shape)))
+    without = next(at for at in order if ways[at].drafter is not drafter)
+    chosen = [order[0], without, rates[without] * known[ways[order[0]].key][1]]
     # Ranks that hold the target together have each taken their own times.
-    return shapes[int(tensor_of_first_rank(torch.tensor([best], device=target.device), group_of(target)))]
+    first, other, needed = tensor_of_first_rank(torch.tensor(chosen, device=target.device), group_of(target)).tolist()
+    way, instead = ways[int(first)], ways[int(other)]
+    shape = known[way.key][0]
+    if way.drafter is not drafter:
+        return way.drafter, shape
+    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape), shape
 
 
-def _tokens_a_round(held: list[Acceptance]) -> dict[int | Levels, float]:
-    """Return what a round with each shape should bring: chains up to the longest that was evaluated, and trees."""
-    tokens: dict[int | Levels, float] = {}
-    for each in held:
+def _ways(drafter: Drafter, temperature: float) -> list[Way]:
+    """Return plain decoding, prompt lookup, chains up to the longest that was evaluated, and trees."""
+    found: dict[Hashable, Way] = {}
+    for each in nearest(drafter.acceptance, temperature, drafter.copied > 0):
         if isinstance(each, ChainAcceptance):
-            tokens |= dict(enumerate(each.expected_tokens()[:LONGEST], 1))
+            ways = [Way(drafter, length, tokens) for length, tokens in enumerate(each.expected_tokens()[:LONGEST], 1)]
+        elif not each.levels:
+            ways = [Way(LookupDrafter(), each.copied, each.expected_tokens)]
         else:
-            is_chain = all(size == 1 for size in each.levels) and each.copied
-            tokens[len(each.levels) if is_chain else each.levels] = each.expected_tokens
-    return tokens
+            is_chain = isinstance(each.levels, tuple) and size_of(each.levels) == len(each.levels) and each.copied
+            ways = [Way(drafter, depth_of(each.levels) if is_chain else each.levels, each.expected_tokens)]
+        found |= {way.key: way for way in ways}
+    return [Way(NoDraft(), 1, 1.0), *found.values()]
+
+
+def _measure(
+    target: Any, drafter: Drafter, start: Prefilled, ways: list[Way], known: dict[Hashable, tuple[Shape, float]]
+) -> None:
+    """Learn what is not known of these ways; another temperature may have other shapes."""
+    missing = [way for way in ways if way.key not in known]
+    lengths = [way.shape for way in missing if way.drafter is drafter and isinstance(way.shape, int)]
+    if lengths or ways[0] in missing:
+        costs = measure_costs(target, drafter, start, max(lengths, default=0))
+        known[ways[0].key] = (1, costs.plain)
+        known |= {(type(drafter), length): (length, seconds) for length, seconds in enumerate(costs.rounds, 1)}
+    for way in missing:
+        shape = way.shape
+        if isinstance(shape, Budget):
+            shape = _priced(target, way, start, max(each.tokens / known[each.key][1] for each in ways if each.key in known))
+        if way.key not in known:
+            known[way.key] = (shape, fmean(_round_seconds(target, way.drafter, start, shape) for _ in range(REPEATS)))
+
+
+def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
+    """Return a way's budget with what a level and a node cost here, in tokens at this rate a second.
+
+    A level's children are likely by no more than half of what their parents are, so that a level promises twice its price.
+    """
+    assert isinstance(way.shape, Budget)
+    wide = min(way.shape.nodes, way.drafter.proposed or target.config.vocab_size)
+    one, two, level = (
+        fmean(_round_seconds(target, way.drafter, start, shape) for _ in range(REPEATS)) for shape in (1, 2, (wide,))
+    )
+    node = max(0.0, level - one) / max(1, wide - 1)
+    step = max(0.0, two - one - node)
+    return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))
 
 
 @torch.inference_mode()
@@ -84,11 +140,11 @@ def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int)
     for _ in range(REPEATS):
         plain.append(_plain_seconds(target, start))
         rounds.append([_round_seconds(target, drafter, start, length) for length in range(1, longest + 1)])
-    return ChainCosts(min(plain), tuple(min(seconds) for seconds in zip(*rounds, strict=True)))
+    return ChainCosts(fmean(plain), tuple(map(fmean, zip(*rounds, strict=True))))
 
 
 def _plain_seconds(target: Any, start: Prefilled) -> float:
-    """Return the least time of a forward of one token a row, its choice on the host included."""
+    """Return the time of a forward of one token a row, its choice on the host included."""
     with start.lent(ROUNDS + 1) as lent:
         ids_B, marks = lent.logits_BV.argmax(-1), []
         for _ in range(ROUNDS + 2):
@@ -96,12 +152,12 @@ def _plain_seconds(target: Any, start: Prefilled) -> float:
             marks.append(time.perf_counter())
             output = target(ids_B[:, None], past_key_values=lent.cache, use_cache=True, logits_to_keep=1)
             ids_B = output.logits[:, -1].argmax(-1)
-        return _least(marks)
+        return _between(marks)
 
 
 @torch.inference_mode()
-def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: int | Levels) -> float:
-    """Return the least time of a round with this shape, between two looks of the host at new tokens."""
+def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape) -> float:
+    """Return the time of a round with this shape, between two looks of the host at new tokens."""
     marks: list[float] = []
 
     def mark(row: int, tokens: list[int]) -> None:
@@ -113,10 +169,13 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: int |
     try:
         speculate(target, drafter, start, max_new_tokens=nodes_of(drafter) + 2, shape=shape, on_tokens=mark)
     except _EnoughError:
-        return _least(marks)
+        return _between(marks)
     raise AssertionError("so many tokens take more rounds")
 
 
-def _least(marks: list[float]) -> float:
-    """Return the least time between two marks, less the first, in which caches are filled."""
-    return min(right - left for left, right in pairwise(marks[1:]))
+def _between(marks: list[float]) -> float:
+    """Return the median time between two marks, less the first, in which caches are filled.
+
+    Not the least: what else runs on the machine slows a wider forward more, and decoding has it beside itself too.
+    """
+    return median(right - left for left, right in pairwise(marks[1:]))

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from longspec.chain_length import Acceptance
-from longspec.decode.levels import Levels
+from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree
 from longspec.models.target import draft_device
@@ -54,8 +54,8 @@ class Drafter:
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Take new texts in, one a row; `hidden` states of their tokens [B, T, H], left-aligned."""
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """Return a tree for each row, of `levels` or fewer of them."""
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
+        """Return a tree for each row, of this shape or with fewer levels."""
         raise NotImplementedError
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:

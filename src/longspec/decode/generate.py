@@ -16,9 +16,9 @@ from transformers.generation.configuration_utils import GenerationMode
 from longspec import methods
 from longspec.chain_length import read_acceptance
 from longspec.decode.cache import tokens_ahead
-from longspec.decode.chain_costs import best_shape, nodes_of
+from longspec.decode.chain_costs import best_way, nodes_of
 from longspec.decode.drafters import Drafter, check_drafter
-from longspec.decode.levels import DEFAULT_SHAPE, Levels
+from longspec.decode.levels import DEFAULT_SHAPE, Shape
 from longspec.decode.lookup import WithLookup
 from longspec.decode.prefill import check_decodable, check_prompts, prefill
 from longspec.decode.speculate import speculate
@@ -73,7 +73,7 @@ def generate(
     generation_config: GenerationConfig | None = None,
     *,
     draft: str | Path | Drafter,
-    shape: int | Levels | None = None,
+    shape: Shape | None = None,
     draft_vocabulary: str | Path | None = None,
     prompt_lookup_num_tokens: int | None = None,
     generator: torch.Generator | None = None,
@@ -83,9 +83,10 @@ def generate(
 ) -> Tensor:
     """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
 
-    draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int) or
-    the levels of a tree; None: the chain or evaluated tree that pays best by the draft's measured acceptance and by what rounds
-    cost here, and the default tree for a draft that was not evaluated. draft_vocabulary: as of load_drafter.
+    draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int),
+    the levels of a tree, or its Budget; None: what pays best by the measured acceptance and by what rounds cost here, plain
+    decoding and prompt lookup alone among it, and the default tree for a draft that was not evaluated. draft_vocabulary: as of
+    load_drafter.
     prompt_lookup_num_tokens: most tokens that each round copies from the text, beside those that are drafted. inputs or
     input_ids int64 [B, T], or as inputs what a tokenizer returns; attention_mask [B, T] marks padding, on either side. Settings
     come from `arguments`, else generation_config, else the model's own, and may be: max_new_tokens or max_length, do_sample,
@@ -120,7 +121,7 @@ def generate(
     sampling, start = sampling_settings(config), None
     if shape is None and drafter.acceptance:
         start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, nodes_of(drafter)), drafter.reads)
-        shape = best_shape(model, drafter, start, sampling["temperature"])
+        drafter, shape = best_way(model, drafter, start, sampling["temperature"])
     stops = config.stop_strings
     decoded = speculate(
         model,

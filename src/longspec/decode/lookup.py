@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longspec.decode.drafters import Drafter, DraftInput
-from longspec.decode.levels import MOST_COPIED, Levels
+from longspec.decode.levels import MOST_COPIED, Budget, Levels, depth_of
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, chains
 
@@ -49,9 +49,9 @@ class LookupDrafter(Drafter):
         """Begin with nothing learnt; the first round learns the prompts, each further one what it adds."""
         self.followers = [Followers() for _ in prompts]  # of each row
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """Return a chain as deep as `levels`, shorter where the text holds no earlier match."""
-        found = [each.of(text, len(levels)) for each, text in zip(self.followers, draft_input.texts, strict=True)]
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
+        """Return a chain as deep as the shape, shorter where the text holds no earlier match."""
+        found = [each.of(text, depth_of(shape)) for each, text in zip(self.followers, draft_input.texts, strict=True)]
         longest = max(map(len, found))
         filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
         return chains(draft_input.roots_B, torch.tensor(filled, dtype=torch.int64, device=draft_input.roots_B.device))
@@ -83,9 +83,9 @@ class WithLookup(Drafter):
         self.followers = [Followers() for _ in prompts]  # of each row
         self.drafter.begin(prompts, hidden)
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         """Return the drafter's tree, and behind it what is copied, from the first token on that the tree does not hold."""
-        tree = self.drafter.propose(draft_input, levels, sampler)
+        tree = self.drafter.propose(draft_input, shape, sampler)
         if tree.drawn_BSV is not None:
             return tree
         copied = [each.of(text, self.copied, SHORTEST) for each, text in zip(self.followers, draft_input.texts, strict=True)]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longspec.decode.cache import compact, cut, select, tokens_ahead
 from longspec.decode.drafters import Drafter, DraftInput, alone_with, check_drafter
-from longspec.decode.levels import DEFAULT_SHAPE, Levels, levels_of
+from longspec.decode.levels import DEFAULT_SHAPE, Shape, levels_of, size_of
 from longspec.decode.prefill import Prefilled, check_decodable, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import OnTokens, Row, Stops, Texts
@@ -43,7 +43,7 @@ def speculate(
     prompts: list[list[int]] | Prefilled,
     *,
     max_new_tokens: int,
-    shape: int | Levels = DEFAULT_SHAPE,
+    shape: Shape = DEFAULT_SHAPE,
     temperature: float = 0.0,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -55,10 +55,10 @@ def speculate(
 ) -> Decoded:
     """Decode prompts of any lengths; greedy text is the target's own, sampled text has the target's own distribution.
 
-    shape: tokens of a chain (int), or the levels of a tree (LongSpec 3.3); on_tokens is called with a row's number and its new
-    tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for settings out
-    of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter with which
-    another decoding has not ended, and for logits from which no token can be drawn.
+    shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens is called with a row's number
+    and its new tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for
+    settings out of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter
+    with which another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
@@ -72,7 +72,7 @@ def speculate(
     check_decodable(target)
     check_drafter(drafter, target)
     levels = levels_of(shape, target.config.vocab_size, drafter.proposed)
-    nodes = sum(levels) + drafter.copied
+    nodes = size_of(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     if not isinstance(prompts, Prefilled):
         begun: AbstractContextManager[Prefilled] = nullcontext(prefill(target, prompts, ahead, drafter.reads))

@@ -129,7 +129,20 @@ class TreeBuilder:
                 log_q_BWV = sampler.log_probabilities(logits_BWV.flatten(0, 1)).unflatten(0, logits_BWV.shape[:2])
                 parents_BC, tokens_BC = self._draw(log_q_BWV, sampler) if is_chain else self._choose(log_q_BWV, size)
             parents_BC, tokens_BC = sampler.agreed(torch.stack([parents_BC, tokens_BC])).unbind()
-            self.add(parents_BC, tokens_BC if self.draft_to_target is None else self.draft_to_target.ids_V[tokens_BC])
+            self.add(parents_BC, self.of_target(tokens_BC))
+
+    def of_target(self, tokens: Tensor) -> Tensor:
+        """Return tokens as the target numbers them."""
+        return tokens if self.draft_to_target is None else self.draft_to_target.ids_V[tokens]
+
+    def likeliest(self, logits_BWV: Tensor, size: int, sampler: Sampler) -> Tensor:
+        """Return, for the `size` likeliest children of the newest level by their paths, scores, parents and tokens, [3, B, C].
+
+        In float64, which holds all of them.
+        """
+        log_q_BWV = sampler.log_probabilities(logits_BWV.flatten(0, 1)).unflatten(0, logits_BWV.shape[:2])
+        parents_BC, tokens_BC = self._choose(log_q_BWV, size)
+        return torch.stack([each.double() for each in (self.scores_BW, parents_BC, self.of_target(tokens_BC))])
 
     def _draw(self, log_q_BWV: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
         """Return the parents and the next tokens of chains, as the draft numbers them."""

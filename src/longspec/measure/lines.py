@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from longspec import jsonl
 from longspec.chain_length import pooled
+from longspec.decode.levels import shape_of, stored
 from longspec.engines import OURS
 from longspec.measure.tasks import Prompt, Setting, Settings
 
@@ -85,8 +86,7 @@ def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[in
 
 def key_of(prompt: Prompt, setting: Setting, *, drafted: bool = True) -> Line:
     """Return the fields of KEY; a text without draft has no shape."""
-    shape = list(setting.shape) if isinstance(setting.shape, tuple) else setting.shape
-    values = (prompt.task, prompt.number, setting.temperature, shape if drafted else None, prompt.hash)
+    values = (prompt.task, prompt.number, setting.temperature, stored(setting.shape) if drafted else None, prompt.hash)
     return dict(zip(KEY, values, strict=True))
 
 
@@ -133,8 +133,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
     dropped: Counter[str] = Counter()
     tasks = list(settings.tasks)
     for number, row in enumerate(jsonl.read(path), 1):
-        shape = row["shape"]
-        setting = Setting(row["temperature"], tuple(shape) if isinstance(shape, list) else shape)
+        setting = Setting(row["temperature"], shape_of(row["shape"]))
         if setting not in found or row["task"] not in tasks or row.get("engine", OURS) != settings.engine:
             raise ValueError(
                 f"{path}: line {number}: task {row['task']}, {setting}, by {row.get('engine', OURS)}, is not what `evaluation` "

@@ -14,7 +14,7 @@ from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import measure_costs
 from longspec.decode.drafters import Drafter
-from longspec.decode.levels import levels_of
+from longspec.decode.levels import size_of
 from longspec.decode.prefill import Prefilled, prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
@@ -62,8 +62,8 @@ class Measurer:
 
         Raises ValueError when greedy output is not the target's own up to near-ties.
         """
-        levels = [levels_of(each.shape, self.target.config.vocab_size, self.drafter.proposed) for each in settings]
-        ahead = tokens_ahead(prompt.new_tokens + 1, max(map(sum, levels)) + self.drafter.copied)
+        nodes = max(size_of(each.shape) for each in settings)
+        ahead = tokens_ahead(prompt.new_tokens + 1, nodes + self.drafter.copied)
         start = prefill(self.target, [prompt.ids], ahead, self.drafter.reads)
         temperature, seconds_plain = settings[0].temperature, list[float]()
         runs: dict[Setting, list[Decoded]] = {setting: [] for setting in settings}

@@ -19,15 +19,25 @@ from longspec.config.typed import (
     means,
     words,
 )
-from longspec.decode.levels import MOST_COPIED
+from longspec.decode.levels import DEEPEST, MOST_COPIED
 from longspec.engines import ENGINES, OURS
 
 AUTO = "auto"
 MOST_NODES = 1024  # of a tree: a forward of so many tokens takes longer than the rounds it could save
 Nodes = Annotated[Whole, Field(ge=1, le=MOST_NODES)]
+Depth = Annotated[Whole, Field(ge=1, le=64)]
+
+
+class BudgetKeys(Keys):
+    """Hold a tree's budget: the likeliest nodes by the draft's own probabilities, and no level that they do not pay for."""
+
+    nodes: Nodes = means("the most drafted tokens that are verified in a round")
+    depth: Depth = Field(DEEPEST, description="the most levels")
+
+
 Shape = Annotated[
-    Nodes | Annotated[list[Nodes], Field(min_length=1, max_length=64)],
-    means("a number of tokens (a chain), or a list of levels (a tree)"),
+    Nodes | Annotated[list[Nodes], Field(min_length=1, max_length=64)] | BudgetKeys,
+    means("a number of tokens (a chain), a list of levels (a tree), or {nodes, depth} (a tree by a budget)"),
 ]
 SOURCE = "a file of prompts, a glob, a list of files, or hf:<owner>/<repository>[:config][:split] or .../<file>"
 
@@ -68,7 +78,7 @@ class Bench(Keys):
         "a list of temperatures, for instance [0]; 0 is greedy"
     )
     shapes: Annotated[list[Shape], Field(min_length=1)] = left_out(
-        "a list of shapes of drafts, for instance [4, [4, 16, 16, 16, 16]]: a chain's tokens, a tree's levels"
+        "shapes of drafts, for instance [4, [4, 16, 16, 16, 16], {nodes: 16}]: a chain's tokens, a tree's levels, its budget"
     )
     repeats: Annotated[Whole, Field(ge=1, le=1000)] = left_out("how often each prompt is decoded with and without draft")
     seed: Seed = left_out("the seed of random draws")

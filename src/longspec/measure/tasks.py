@@ -18,10 +18,10 @@ from longspec.data.hub.names import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
+from longspec.decode.levels import Budget, Shape, depth_of, shape_of, size_of
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.section import MOST_NODES, Evaluation
 
-Shape = int | tuple[int, ...]
 # Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
 # tokenized anew, which may make a few tokens more of it.
 ROOM = 64
@@ -29,7 +29,7 @@ ROOM = 64
 
 @dataclass(frozen=True)
 class Setting:
-    """How is decoded: temperature 0 is greedy; shape: tokens of a chain, or the levels of a tree."""
+    """How is decoded: temperature 0 is greedy; shape: tokens of a chain, the levels of a tree, or its budget."""
 
     temperature: float
     shape: Shape
@@ -37,7 +37,7 @@ class Setting:
     @property
     def depth(self) -> int:
         """Return the most drafted tokens that a round can keep."""
-        return self.shape if isinstance(self.shape, int) else len(self.shape)
+        return depth_of(self.shape)
 
     def __str__(self) -> str:
         return f"temperature {self.temperature:g}, {shape_name(self.shape)}"
@@ -141,7 +141,10 @@ class Settings:
 
 
 def shape_name(shape: Any) -> str:
-    """Return such as: chain of 4, tree 4-16-16."""
+    """Return such as: chain of 4, tree 4-16-16, tree of up to 16, 8 deep."""
+    shape = shape if isinstance(shape, Budget) else shape_of(shape)
+    if isinstance(shape, Budget):
+        return f"tree of up to {shape.nodes}, {shape.depth} deep"
     return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
 
 
@@ -151,13 +154,13 @@ def parse(section: dict[str, Any]) -> Settings:
         if section.get(key) in (None, [], {}):
             raise ValueError(f"evaluation.{key}: missing or empty; give it as config/workflow.yaml does")
     check(Evaluation, section, "evaluation")
-    shapes: list[Shape] = [shape if isinstance(shape, int) else tuple(shape) for shape in section["shapes"]]
-    settings = [Setting(float(temperature), shape) for temperature in section["temperatures"] for shape in shapes]
+    shapes = section["shapes"]
+    settings = [Setting(float(temperature), shape_of(shape)) for temperature in section["temperatures"] for shape in shapes]
     for setting in settings:
         if settings.count(setting) > 1:
             raise ValueError(f"evaluation.temperatures, evaluation.shapes: {setting} stands twice; name each once")
-        if isinstance(setting.shape, tuple) and sum(setting.shape) > MOST_NODES:
-            raise ValueError(f"evaluation.shapes: {setting} has {sum(setting.shape)} nodes; {MOST_NODES} is the most")
+        if (nodes := size_of(setting.shape)) > MOST_NODES:
+            raise ValueError(f"evaluation.shapes: {setting} has {nodes} nodes; {MOST_NODES} is the most")
     tasks = {name: task_of(name, task, section["new_tokens"]) for name, task in section["tasks"].items()}
     same = {name: value for name, value in section.items() if name in Settings.__dataclass_fields__ and name != "tasks"}
     found = Settings(**same, settings=settings, tasks=tasks)

@@ -1,14 +1,15 @@
 """What chains of other lengths would bring: from the acceptance by position and the costs of rounds that were measured."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
-from longspec.config.names import WITH_LOOKUP
-from longspec.measure.tasks import Setting, Settings
+from longspec.config.names import LOOKUP, WITH_LOOKUP
+from longspec.measure.tasks import Setting, Settings, shape_name
 from longspec.report.inputs import Variant
 
 Line = dict[str, Any]
@@ -26,9 +27,12 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
         pooled(setting.temperature, [line["positions"] for line in _lines(variant, setting)])
         for setting in longest_chains(settings.settings)
     ]
-    held += _trees(variant, [setting for setting in settings.settings if isinstance(setting.shape, tuple)])
+    held += _trees(variant, [setting for setting in settings.settings if not isinstance(setting.shape, int)])
     if WITH_LOOKUP in variant.evaluations:
         held += _trees(variant, settings.settings, WITH_LOOKUP, settings.with_lookup or 0)
+    if LOOKUP in variant.evaluations:  # which copies as many tokens as the shape is deep
+        for setting in settings.settings:
+            held += [replace(each, levels=(), copied=setting.depth) for each in _trees(variant, [setting], LOOKUP)]
     if held:
         write_acceptance(folder / "final_draft", held)
 
@@ -69,5 +73,5 @@ def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | No
 def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
     """Return the lines of a drafter ("": the final draft) at a setting, task by task."""
     lines = variant.evaluations[drafter or variant.final].lines
-    shape = setting.shape if isinstance(setting.shape, int) else list(setting.shape)
-    return [line for line in lines if (line["temperature"], line["shape"]) == (setting.temperature, shape)]
+    wanted = (setting.temperature, shape_name(setting.shape))
+    return [line for line in lines if (line["temperature"], shape_name(line["shape"])) == wanted]

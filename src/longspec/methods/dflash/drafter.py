@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longspec.decode.budget import grown, out_of_slots
 from longspec.decode.cache import NewestTokens, OwnCache, WholeText
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
-from longspec.decode.levels import Levels
+from longspec.decode.levels import Budget, Levels, depth_of
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
@@ -68,18 +69,19 @@ class DFlashDrafter(Drafter):
         self.text = [WholeText() if window is None else NewestTokens(window) for _ in self.layer.layers]
         self._accept(torch.tensor(list(map(len, prompts)), device=hidden[self.reads[0]].device), hidden)
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree of these levels, or of as many as a block drafts.
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
+        """A tree of this shape, with as many levels as a block drafts at most.
 
         The block has a slot for each level and no more, as engines fill it: slots see the later ones.
         """
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
         builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
-        levels = levels[: self.settings.predicted]
-        logits_BWV = self.logits(draft_input, 1 + len(levels))
-        of_nodes = iter(logits_BWV[:, :, None].unbind(1))
-        builder.grow_all(levels, sampler, lambda: next(of_nodes).expand(-1, builder.sizes[-1], -1))
-        return builder.tree()
+        depth = min(depth_of(shape), self.settings.predicted)
+        logits_BDV = self.logits(draft_input, 1 + depth)
+        if isinstance(shape, Budget):
+            return out_of_slots(builder, shape, sampler, logits_BDV)
+        of_nodes = iter(logits_BDV[:, :, None].unbind(1))
+        return grown(builder, shape[:depth], sampler, lambda: next(of_nodes).expand(-1, builder.sizes[-1], -1))
 
     def logits(self, draft_input: DraftInput, slots: int) -> Tensor:
         """Return the draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say, from so many slots."""

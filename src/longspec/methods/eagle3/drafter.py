@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from longspec.decode.budget import grown
 from longspec.decode.cache import NewestTokens, OwnCache, WholeText
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
-from longspec.decode.levels import Levels
+from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
@@ -81,12 +82,11 @@ class Eagle3Drafter(Drafter):
         counts_B = torch.tensor([min(len(prompt), width) for prompt in prompts], device=device)
         self.accepted = Accepted(tokens_BE, self.layer.feature(auxiliary), counts_B)
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree of exactly these levels; of the leaves nothing is computed."""
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
+        """A tree of this shape; of the leaves nothing is computed."""
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
         builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
-        builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
-        return builder.tree()
+        return grown(builder, shape, sampler, lambda: self.logits(draft_input, builder))
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
         """The draft's logits of the token after each node of the newest level, [B, W, V].

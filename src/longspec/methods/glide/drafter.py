@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.decode.budget import grown
 from longspec.decode.cache import KeysValues, NewestTokens
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
-from longspec.decode.levels import Levels
+from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
 from longspec.draft_vocabulary import DraftVocabulary
@@ -58,12 +59,11 @@ class GlideDrafter(Drafter):
         self.own = NewestTokens(self.window)
         self.own.text = self._take_in(torch.tensor(newest, device=device), positions_BW)[2]
 
-    def propose(self, draft_input: DraftInput, levels: Levels, sampler: Sampler) -> DraftTree:
-        """A tree of exactly these levels; of the leaves nothing is computed."""
+    def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
+        """A tree of this shape; of the leaves nothing is computed."""
         builder = TreeBuilder(draft_input.roots_B, self.draft_to_target)
         self.own.nodes, self.root = [], (draft_input.roots_B, draft_input.lengths_B)
-        builder.grow_all(levels, sampler, lambda: self.logits(draft_input, builder))
-        return builder.tree()
+        return grown(builder, shape, sampler, lambda: self.logits(draft_input, builder))
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
         """The draft's logits of the token after each node of the newest level, [B, W, V], over what it can say.

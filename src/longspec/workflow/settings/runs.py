@@ -16,7 +16,7 @@ from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
-from longspec.decode.levels import levels_of
+from longspec.decode.levels import levels_of, shape_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
 from longspec.workflow.paths import TARGET
@@ -149,7 +149,7 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
         return
     for shape in evaluation.section["shapes"]:
         try:
-            levels_of(shape if isinstance(shape, int) else tuple(shape), tokens, proposed)
+            levels_of(shape_of(shape), tokens, proposed)
         except ValueError as error:
             named = "recipe.method.vocabulary" if own else "evaluation.draft_vocabulary"
             told = "" if proposed is None else f" ({named} of {key})"
