@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct's drafts through vLLM and through ours: python benchmarks/real_llm_served.py [bf16|fp32] [RUN]
 
-RUN: smollm2-eagle3 (default) or smollm2-glide. After `make smollm2 SMOLLM2=RUN` and `make .venv-serve/vllm/.stamp`. Whole
+RUN: smollm2-eagle3 (default), smollm2-glide or smollm2-dflash. After `make smollm2 SMOLLM2=RUN` and `make .venv-serve/vllm/.stamp`. Whole
 questions on held-out modules, greedy, chains of three, one request at a time on two threads, by the `evaluate` verb with both
 engines. Both have the same prompts, target, dtype and draft. Each engine decodes them with and without the draft; seconds are
 of the tokens after the first. Bar: vLLM's acceptance length within 2 % of ours; tokens a second are told as they fall.
@@ -29,6 +29,7 @@ STAGE, DATA, MODEL = "answers", "smollm2-questions", "models/smollm2-135m"
 RUNS = {
     "smollm2-eagle3": ("results/smollm2-eagle3/ttt", "draft_vocabulary_8192.json"),
     "smollm2-glide": ("results/smollm2-glide/sinkpi-slicing", None),
+    "smollm2-dflash": ("results/smollm2-dflash/blocks", "draft_vocabulary_8192.json"),
 }
 SETTINGS = {
     "new_tokens": 96,
