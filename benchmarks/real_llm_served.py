@@ -1,9 +1,10 @@
 """SmolLM2-135M-Instruct's drafts through vLLM and through ours: python benchmarks/real_llm_served.py [bf16|fp32] [RUN]
 
-RUN: smollm2-eagle3 (default), smollm2-glide or smollm2-dflash. After `make smollm2 SMOLLM2=RUN` and `make .venv-serve/vllm/.stamp`. Whole
-questions on held-out modules, greedy, chains of three, one request at a time on two threads, by the `evaluate` verb with both
-engines. Both have the same prompts, target, dtype and draft. Each engine decodes them with and without the draft; seconds are
-of the tokens after the first. Bar: vLLM's acceptance length within 2 % of ours; tokens a second are told as they fall.
+RUN: smollm2-eagle3 (default), smollm2-glide or smollm2-dflash. After `make smollm2 SMOLLM2=RUN` and
+`make .venv-serve/vllm/.stamp`. Whole questions on held-out modules, greedy, chains of three, one request at a time on two
+threads, by the `evaluate` verb with both engines. Both have the same prompts, target, dtype and draft. Each engine decodes
+them with and without the draft; seconds are of the tokens after the first. Bar: vLLM's acceptance length within 2 % of ours;
+tokens a second are told as they fall.
 
 bf16 (default): near-ties part the texts there, so that the two lengths are of different texts: 60 prompts, over which their
 difference is known to some 2.6 %. fp32: 12, since the texts are the same in both. The difference has its 95 % interval

@@ -140,7 +140,7 @@ def test_a_stages_frozen_text_stays_what_it_was(composed: str, root: Path) -> No
 
 
 NEWER = {  # than these texts
-    *("demo-dflash", "blocks"),
+    *("demo-dflash", "smollm2-dflash", "blocks"),
     *("demo-eagle3", "ttt", "qwen3-30b-a3b", "llama-3.3-70b", "smollm2-135m", "qwq-32b-preview"),
     *("llama3.1-8b-eagle3", "qwen3-8b-eagle3", "qwen3-30b-a3b-eagle3", "llama3.3-70b-eagle3"),
     *("demo-offline", "demo-eagle3-offline", "llama3.1-8b-eagle3-offline"),

@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
 
 from longspec.decode.autoregressive import decode_plain, near_tie_margin
-from longspec.decode.levels import DEFAULT_SHAPE, Budget, depth_of
+from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
@@ -94,10 +94,12 @@ def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
     assert decode_plain(target, start, NEW, NO_EOS).ids == expected[1]
 
 
-@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE, Budget(60, 4, 0.0, 0.0)])
+@pytest.mark.parametrize("shape", [CHAIN, DEFAULT_SHAPE])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draft_that_is_the_target_is_kept_whole(shape, temperature: float) -> None:
-    """Chains always. Trees when greedy; when sampling they cannot hold every token the target may draw."""
+def test_a_draft_that_is_the_target_is_kept_whole(shape: Shape, temperature: float) -> None:
+    """Chains always. Trees when greedy; when sampling they cannot hold every token the target may draw. A tree by a budget may
+    leave out the likeliest path: each of its tokens is the likeliest behind those before it, their product need not be.
+    """
     target = make_target(1, **SMALL, num_key_value_heads=1)
     generator = torch.Generator().manual_seed(0)
     settings = {"shape": shape, "temperature": temperature, "generator": generator}

@@ -62,7 +62,7 @@ def test_the_gates_judge_the_published_draft_and_every_stage(folder: Path) -> No
 def test_chains_are_chosen_by_the_published_stage(folder: Path) -> None:
     rows = list(jsonl.read(folder / "results/base/evaluation/long.jsonl"))
     kept = [count for row in rows if row["record"] not in OF_TASK[row["task"]] for count in row["accepted"]]
-    (stored,) = read_acceptance(folder / "results/base/final_draft")
+    stored, *_ = read_acceptance(folder / "results/base/final_draft")  # prompt lookup's stand behind it
     assert vars(stored)["positions"][0] == (sum(count > 0 for count in kept), len(kept))
 
 

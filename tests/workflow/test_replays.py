@@ -70,15 +70,19 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
     assert plan.replay_options(*mixed, "longcot", replayed)[1:3] == named
     assert plan.configs[*mixed, "longcot"].recipe.data.replay == {"base/puzzles": 0.06, "base/stdlib": 0.14, "long": 0.6}
     assert {puzzles, stdlib, *replayed} < set(plan.trained_rows("mixed"))
-    (runs / "stored.yaml").write_text(run.replace("base: demo\n", "base: demo-offline\n"))
+    own = "  base: {data: {stdlib: 0.7, puzzles: 0.3}}\n  long:\n"
+    assert own in run
+    other = run.replace(own, "  base:\n  long: {data: {stdlib-long: 0.7, puzzles: 0.3}}\n")
+    (runs / "stored.yaml").write_text(other.replace("base: demo\n", "base: demo-offline\n"))
     states = StatesPlan(settings.plan(runs=["stored", "demo-offline"]))
-    stage, alone = ("stored", "sinkpi-slicing", "base"), ("demo-offline", "sinkpi-slicing", "base")
+    stage, alone = ("stored", "sinkpi-slicing", "long"), ("demo-offline", "sinkpi-slicing", "long")
     folders = {names[1]: names for names, stages in states.readers.items() if stage in stages}
-    first, second = (f"data/states/{'/'.join(folders[f'{name}-base-128-split'])}" for name in ("puzzles", "stdlib"))
-    assert states.readers[folders["stdlib-base-128-split"]] == [stage, alone]
+    packed = "long-nomask-4096-split"
+    first, second = (f"data/states/{'/'.join(folders[f'{name}-{packed}'])}" for name in ("puzzles", "stdlib-long"))
+    assert states.readers[folders[f"stdlib-long-{packed}"]] == [stage, alone]
     assert states.options(*stage, ["states.json"]) == [
         "--states", f"{first}/manifest.json", f"{second}/manifest.json",
-        "--held-out-states", f"{first}/held-out-2/manifest.json", f"{second}/held-out-2/manifest.json",
+        "--held-out-states", f"{first}/held-out-1/manifest.json", f"{second}/held-out-1/manifest.json",
     ]  # fmt: skip
     (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
     with pytest.raises(ValueError, match=r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'"):

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from longspec import jsonl, shown
 from longspec.atomic_files import read_json_object
 from longspec.config import yaml_files
-from longspec.config.mix import mix_of
+from longspec.config.schema import mix_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin

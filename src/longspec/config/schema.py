@@ -39,6 +39,7 @@ from longspec.config.typed import (
 # Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
 # that no finished stage is trained again for it.
 LATER = {"later": True}
+OF_STAGE = "/"  # between an earlier stage and its data set, in recipe.data.replay
 KNOWN = ConfigDict(extra="forbid")
 
 COLLATIONS = ("base", "long", "long-nomask", "longcot")
@@ -85,6 +86,22 @@ class Data:
         dict[Replayed, PartOfAll],
         means("the share of the trained tokens that is of earlier stages' data, by the stages' names, such as {base: 0.2}"),
     ] = field(default_factory=dict, metadata=LATER)
+
+
+def mix_of(name: Any) -> dict[str, float]:
+    """Return the shares of a stage's own data sets, in the order of their names. name: recipe.data.name."""
+    return {name: 1.0} if isinstance(name, str) else dict(sorted(name.items()))
+
+
+def shares_of(data: Any) -> list[float]:
+    """Return the share of each source of rows: of the own data sets, then of what is replayed, both in the order of names."""
+    own = 1 - sum(data.replay.values())
+    return [*(own * share for share in mix_of(data.name).values()), *(share for _, share in sorted(data.replay.items()))]
+
+
+def mix_told(name: Any) -> str:
+    """Return a stage's data in words."""
+    return name if isinstance(name, str) else ", ".join(f"{each} {share:.0%}" for each, share in mix_of(name).items())
 
 
 @dataclass

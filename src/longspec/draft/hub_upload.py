@@ -13,8 +13,8 @@ import yaml
 
 from longspec import chain_length, methods
 from longspec.atomic_files import check_files, files_below, read_json
-from longspec.config.mix import mix_told
 from longspec.config.names import HUB_PREFIX
+from longspec.config.schema import mix_told
 from longspec.engines import VLLM
 from longspec.shown import brief
 

@@ -9,8 +9,8 @@ from typing import Any
 from longspec import jsonl
 from longspec.atomic_files import read_json_object, sha256_file
 from longspec.config import Recipe, load
-from longspec.config.mix import mix_of, mix_told
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
+from longspec.config.schema import mix_of, mix_told
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
 from longspec.measure import lines
 from longspec.measure.lines import Evaluation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longspec.config import Recipe
-from longspec.config.mix import shares_of
+from longspec.config.schema import shares_of
 from longspec.data.pack.arrow_shards import count_labels
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks

@@ -9,7 +9,7 @@ import torch
 
 from longspec.atomic_files import read_json, sha256_file
 from longspec.config import OFFLINE, plain
-from longspec.config.mix import mix_of, mix_told, shares_of
+from longspec.config.schema import mix_of, mix_told, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import HeldOutRow
 from longspec.data.schedule import TrainedRows, open_alike

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
-from longspec.config.mix import mix_of
+from longspec.config.schema import mix_of
 from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices

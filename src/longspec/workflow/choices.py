@@ -6,9 +6,9 @@ from typing import Any
 
 from longspec import methods
 from longspec.config.checks import BUILT
-from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
 from longspec.config.run_file import Run
+from longspec.config.schema import OF_STAGE, mix_of
 from longspec.data.raw import is_hub
 from longspec.measure.tasks import HeldOut
 from longspec.workflow.settings.evaluations import RunEvaluation

@@ -15,7 +15,7 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.config.mix import mix_of, mix_told, shares_of
+from longspec.config.schema import mix_of, mix_told, shares_of
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from longspec.config.faults import check, faults_in
-from longspec.config.mix import mix_of
 from longspec.config.run_file import Run
+from longspec.config.schema import mix_of
 from longspec.data import presets
 from longspec.measure import tasks
 from longspec.measure.section import AUTO, Evaluation

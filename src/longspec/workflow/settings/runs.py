@@ -13,9 +13,9 @@ from longspec import methods
 from longspec.config import compose_stage, differences, plain
 from longspec.config.checks import BUILT
 from longspec.config.faults import did_you_mean, faults_in
-from longspec.config.mix import OF_STAGE, mix_of
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
+from longspec.config.schema import OF_STAGE, mix_of
 from longspec.decode.levels import levels_of, shape_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
