@@ -90,7 +90,8 @@ serve: $(VENV)/.stamp-dev | $(TMPDIR)
 	@for engine in $(ENGINES); do $(MAKE) .venv-serve/$$engine/.stamp || \
 	  echo "$$engine cannot be installed here, for the reason above; its tests skip themselves."; done
 	@! ls .venv-serve/*/.stamp > /dev/null 2>&1 || snakemake results/demo/sinkpi-slicing/final_draft/provenance.json \
-	  results/demo-eagle3/ttt/final_draft/provenance.json --config 'runs=[demo,demo-eagle3]'
+	  results/demo-eagle3/ttt/final_draft/provenance.json results/demo-dflash/blocks/base/draft/model.safetensors \
+	  --config 'runs=[demo,demo-eagle3,demo-dflash]'
 
 quick: $(VENV)/.stamp-dev | $(TMPDIR)
 	$(PYTEST) -m "not slow and not slurm and not gpu and not serve"

@@ -23,7 +23,6 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.measure import evaluate as verb
 from longspec.methods import method_of
-from longspec.methods.dflash import settings as dflash
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -35,10 +34,7 @@ from tests.measure.demo_draft import CHAIN, Line
 MODULES = ("bisect", "colorsys")
 LENGTH, VOCABULARY, PROPOSED = 128, 384, 320
 LAYERS = (2, 6, 9)  # of twelve; the default too: 2, L // 2, L - 3
-DRAFTS: dict[str, tuple[Any, Any]] = {
-    "eagle3": (eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.Draft(steps=4)),
-    "dflash": (dflash.Method(layers=list(LAYERS), depth=2, block_size=CHAIN + 3), dflash.Draft(gamma=4.0, anchors=LENGTH)),
-}
+METHOD, DRAFT = eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.Draft(steps=4)
 
 
 @dataclass(frozen=True)
@@ -63,12 +59,12 @@ class SmallDraft:
         return list(jsonl.read(out))
 
 
-def make(root: Path, method: str = "eagle3", heads: int = 4, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
-    """Train both below `root`, the draft of a method of DRAFTS. heads: of 64 / heads numbers; vLLM takes 32 on a CPU."""
+def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
+    """Train both below `root`."""
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"
     mixture = [{"dataset": "raw", "sequence_length": LENGTH, "rows": 4, "steps": target_steps}]
-    shape = {"hidden": 64, "layers": 12, "heads": heads, "key_value_heads": heads // 2, "intermediate": 128}
+    shape = {"hidden": 64, "layers": 12, "heads": 4, "key_value_heads": 2, "intermediate": 128}
     build = Build(vocabulary=VOCABULARY, **shape, max_position=2048, mixture=mixture, lr=3e-3)
     tokenizer.make(build, [raw], root / "model/tokenizer_manifest.json")
     tokenize.make(raw, root / "model/tokenizer_manifest.json", 0, 1, root / "tokens/000.json")
@@ -79,9 +75,11 @@ def make(root: Path, method: str = "eagle3", heads: int = 4, target_steps: int =
     torch.use_deterministic_algorithms(was_exact)
     vocabulary = root / f"draft_vocabulary_{PROPOSED}.json"
     draft_vocabulary.make([("raw", packed)], target, PROPOSED, None, vocabulary)
-    recipe = recipe_of(method)
-    own = None if recipe.method.vocabulary is None else vocabulary
-    made = SmallDraft(target, raw, root / "draft", root / "recipe.yaml", own)
+    recipe = compose("train", ["run=demo"]).recipe.copy()
+    OmegaConf.set_readonly(recipe, False)
+    recipe.method, recipe.draft = OmegaConf.structured(METHOD), OmegaConf.structured(DRAFT)
+    recipe.model = OmegaConf.structured(Model("small", "build", "qwen2"))
+    made = SmallDraft(target, raw, root / "draft", root / "recipe.yaml", vocabulary)
     write_text(made.recipe, to_yaml(recipe))
     _train_draft(made, recipe, PackedRows(packed), draft_steps)
     return made
@@ -97,15 +95,6 @@ def _write_raw(folder: Path) -> Path:
     files = describe_files(folder, list(NAMES))
     write_json(folder / "manifest.json", {"name": "raw", "settings": {}, "files": files, "records": counts})
     return folder / "manifest.json"
-
-
-def recipe_of(method: str) -> Any:
-    """Return the recipe of a draft."""
-    recipe = compose("train", ["run=demo"]).recipe.copy()
-    OmegaConf.set_readonly(recipe, False)
-    recipe.method, recipe.draft = (OmegaConf.structured(section) for section in DRAFTS[method])
-    recipe.model = OmegaConf.structured(Model("small", "build", "qwen2"))
-    return recipe
 
 
 def _train_draft(made: SmallDraft, recipe: Any, rows: PackedRows, steps: int) -> None:

@@ -1,6 +1,6 @@
 """A DFlash draft in unmodified vLLM and llama.cpp: its text, and the drafts that these keep by position, beside our decoding.
 
-Target and draft are made here. The block is trained with two slots more than a round of CHAIN tokens fills.
+The draft is that of the first stage of demo-dflash, whose blocks have a slot more than a round of CHAIN tokens fills.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from longspec.atomic_files import read_json, write_json, write_text
-from longspec.config import to_yaml
+from longspec.config import Recipe, load, to_yaml
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import read_draft_vocabulary
@@ -24,32 +24,32 @@ from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.vocabulary_tensors import vocabulary_tensors
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from tests.measure.demo_draft import CHAIN, ROOT, Line, is_as_ours, shares
-from tests.measure.small_draft import PROPOSED, SmallDraft, make, recipe_of
+from tests.measure.demo_draft import CHAIN, ROOT, RUN, Line, is_as_ours, shares
+from tests.measure.small_draft import SmallDraft
 from tests.measure.spoilt_gguf import relative_tokens, write_spoilt
 
 ENGINES = ("vllm", "llama.cpp")
+STAGE = ROOT / "results/demo-dflash/blocks/base"
+PROPOSED = 768
+NEEDED = STAGE / "draft/model.safetensors"  # `make test-serve` makes it
 WINDOW = 24
 CONTEXT = 512  # no text is longer
-pytestmark = [
-    pytest.mark.serve,
-    pytest.mark.skipif(
-        not any((ROOT / f".venv-serve/{name}/.stamp").is_file() for name in ENGINES), reason="no engine: make test-serve"
-    ),
-]
+pytestmark = [pytest.mark.serve, pytest.mark.skipif(not NEEDED.is_file(), reason=f"{NEEDED} missing: make test-serve")]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
+def whole() -> SmallDraft:
     """As trained: no window, the target's head."""
-    return make(tmp_path_factory.mktemp("small"), "dflash", heads=2)
+    files = (ROOT / "models/demo/target_manifest.json", ROOT / "data/raw/stdlib/manifest.json", STAGE / "draft")
+    return SmallDraft(*files, STAGE / "recipe.yaml", None)
 
 
 def changed(whole: SmallDraft, folder: Path, tensors: dict[str, torch.Tensor], **method: Any) -> SmallDraft:
     """The same draft with other tensors and other keys of recipe.method."""
-    recipe, path = recipe_of("dflash"), read_json(whole.target)["path"]
+    recipe, path = load(whole.recipe, Recipe).copy(), str(ROOT / read_json(whole.target)["path"])
+    OmegaConf.set_readonly(recipe, False)
     recipe.method = OmegaConf.merge(recipe.method, method)
-    file = None if recipe.method.vocabulary is None else whole.draft.parent / f"draft_vocabulary_{PROPOSED}.json"
+    file = None if recipe.method.vocabulary is None else RUN / f"draft_vocabulary_{PROPOSED}.json"
     vocabulary = None if file is None else read_draft_vocabulary(file)
     made = replace(whole, draft=folder / "draft", recipe=folder / "recipe.yaml", vocabulary=file)
     write_text(made.recipe, to_yaml(recipe))
