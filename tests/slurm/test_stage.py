@@ -144,7 +144,7 @@ def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) 
     last = log.rstrip().splitlines()[-1]
     assert last.startswith("error: ")
     assert "33" in last
-    assert re.search(r"host +: n\d\n +rank +: \d", log), "torchrun's table"
+    assert re.search(r"rank +: \d \(local_rank", log), "torchrun's table"
     assert last in text, "Snakemake shows it"
 
 
