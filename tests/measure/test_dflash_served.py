@@ -18,7 +18,6 @@ from safetensors.torch import load_file
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.config import Recipe, load, to_yaml
 from longspec.draft.folder import draft_config, write_draft
-from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.vocabulary_tensors import vocabulary_tensors
@@ -105,24 +104,20 @@ def test_text_and_acceptance_are_ours(lines: Any, request: pytest.FixtureRequest
 
 
 def is_seen(theirs: list[Line], ours: list[Line]) -> bool:
-    """Whether drafts differ; the text is the engine's own all the same."""
+    """Whether drafts differ; the text is the engine's own all the same. The rounds show what the shares by position hide."""
     assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
     print(f"{shares(theirs)}, ours {shares(ours)}")
-    as_ours = is_as_ours([line["accepted"] for line in theirs], ours)
-    return not as_ours and shares(theirs) != pytest.approx(shares(ours), rel=0.02)
+    return not is_as_ours([line["accepted"] for line in theirs], ours)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_another_layer_is_seen(whole: SmallDraft, lines: Any, tmp_path: Path, engine: str) -> None:
+def test_another_layer_is_seen(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
+    """The output of the target's last layer, at which llama.cpp ends."""
     shutil.copytree(whole.draft, tmp_path / "draft")
     config = read_json(tmp_path / "draft/config.json")
     config["dflash_config"]["target_layer_ids"][1] += 1
     write_json(tmp_path / "draft/config.json", config)
-    if engine == "llama.cpp":
-        write_layout(tmp_path / "draft", "gguf", tmp_path / "draft.gguf", "f32", CONTEXT)
-    served = tmp_path / ("draft.gguf" if engine == "llama.cpp" else "draft")
-    theirs = whole.lines(tmp_path / "theirs.jsonl", *options(engine), "--served-draft", str(served))
-    assert is_seen(theirs, lines(whole, None))
+    given = ["--served-draft", str(tmp_path / "draft")]
+    assert is_seen(whole.lines(tmp_path / "theirs.jsonl", *options("vllm"), *given), lines(whole, None))
 
 
 def test_relative_tokens_are_seen(narrow: SmallDraft, lines: Any, tmp_path: Path) -> None:
