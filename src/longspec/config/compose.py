@@ -20,7 +20,8 @@ from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.faults import one_line, unknown_key
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
-from longspec.config.schema import OF_STAGE, Build, Config, Files, Recipe, Runtime, mix_of
+from longspec.config.schema import Build, Config, Files, Recipe, Runtime, mix_of
+from longspec.config.typed import OF_STAGE
 
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml

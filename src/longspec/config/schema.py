@@ -39,7 +39,6 @@ from longspec.config.typed import (
 # Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
 # that no finished stage is trained again for it.
 LATER = {"later": True}
-OF_STAGE = "/"  # between an earlier stage and its data set, in recipe.data.replay
 KNOWN = ConfigDict(extra="forbid")
 
 COLLATIONS = ("base", "long", "long-nomask", "longcot")

@@ -94,11 +94,15 @@ Flag = Annotated[bool, Strict()]
 Name = Annotated[
     str, Strict(), AfterValidator(checked_name), Field(title="a name", json_schema_extra={"pattern": f"^{NAME.pattern}$"})
 ]
+OF_STAGE = "/"  # between an earlier stage and its data set, in recipe.data.replay
 Replayed = Annotated[
     str,
     Strict(),
-    AfterValidator(lambda text: "/".join(map(checked_name, text.split("/", 1)))),
-    Field(title="a stage, or a stage/data set", json_schema_extra={"pattern": f"^{NAME.pattern}(/{NAME.pattern})?$"}),
+    AfterValidator(lambda text: OF_STAGE.join(map(checked_name, text.split(OF_STAGE, 1)))),
+    Field(
+        title=f"a stage, or a stage{OF_STAGE}data set",
+        json_schema_extra={"pattern": f"^{NAME.pattern}({OF_STAGE}{NAME.pattern})?$"},
+    ),
 ]
 Whole = Annotated[int, Strict()]
 Number = Annotated[float, Strict(), Field(allow_inf_nan=False)]

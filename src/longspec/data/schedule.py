@@ -131,7 +131,7 @@ class TrainedRows:
         return mixed | ({"replayed_labels": replayed} if replayed else {})
 
     def schedule(self, shares: list[float], global_batch_size: int, seed: int) -> Schedule:
-        """Return the rows of each step. shares: of the trained tokens, of each source (config.mix.shares_of).
+        """Return the rows of each step. shares: of the trained tokens, of each source (config.schema.shares_of).
 
         Raises ValueError, with the file, for rows without a trained token, and when the own rows do not fill a global batch.
         """

@@ -1,4 +1,4 @@
-"""What rounds with chains of each length and with trees cost on this machine, and which way to decode is best by it.
+"""Measure what rounds of each shape cost on this machine, and choose the way to decode that is fastest by it.
 
 Shapes: B rows.
 """

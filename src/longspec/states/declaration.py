@@ -33,7 +33,7 @@ TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
 
 @dataclass(frozen=True)
 class RowBatch:
-    """What the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text."""
+    """Hold what the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text."""
 
     input_ids_BS: Tensor
     position_ids_BS: Tensor

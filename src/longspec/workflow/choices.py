@@ -8,7 +8,8 @@ from longspec import methods
 from longspec.config.checks import BUILT
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
 from longspec.config.run_file import Run
-from longspec.config.schema import OF_STAGE, mix_of
+from longspec.config.schema import mix_of
+from longspec.config.typed import OF_STAGE
 from longspec.data.raw import is_hub
 from longspec.measure.tasks import HeldOut
 from longspec.workflow.settings.evaluations import RunEvaluation

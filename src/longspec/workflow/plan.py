@@ -12,7 +12,8 @@ from longspec import methods
 from longspec.atomic_files import write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
-from longspec.config.schema import OF_STAGE, mix_of
+from longspec.config.schema import mix_of
+from longspec.config.typed import OF_STAGE
 from longspec.data.raw import AFTER, complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED

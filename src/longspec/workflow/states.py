@@ -14,7 +14,8 @@ from omegaconf import OmegaConf
 from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, to_yaml, yaml_files
-from longspec.config.schema import OF_STAGE, mix_of
+from longspec.config.schema import mix_of
+from longspec.config.typed import OF_STAGE
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime

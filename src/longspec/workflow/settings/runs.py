@@ -15,7 +15,8 @@ from longspec.config.checks import BUILT
 from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.names import checked_name
 from longspec.config.run_file import Run, numbers_of, path_of, read_run, source_of, variants_of
-from longspec.config.schema import OF_STAGE, mix_of
+from longspec.config.schema import mix_of
+from longspec.config.typed import OF_STAGE
 from longspec.decode.levels import levels_of, shape_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
