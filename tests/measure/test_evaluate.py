@@ -128,6 +128,17 @@ def test_an_untrained_draft_is_measured_once(arguments: Any, monkeypatch: pytest
     assert len(texts) == 2 + 4  # before anything is measured each of two shapes is tried once
 
 
+def test_a_gpu_without_room_says_what_to_set(arguments: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(verb, "place_target", full)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    told = r"error: CUDA out of memory\. Tried to allocate 2\.00 GiB\. .* ranks and gres of evaluate: .*docs/large-targets\.md"
+    with pytest.raises(SystemExit, match=told):
+        verb.main(arguments("untrained", "full.jsonl"))
+
+
 def test_lines_tell_what_was_decoded(arguments: Any) -> None:
     lines = told(evaluate(arguments("lookup", "lookup.jsonl")))
     greedy = [line for line in lines if line["temperature"] == 0]

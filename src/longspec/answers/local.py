@@ -18,7 +18,7 @@ from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.prefill import LAST
 from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
-from longspec.models.target import group_of, place_target, resolve_dtype, tensor_of_first_rank
+from longspec.models.target import group_of, place_target, resolve_dtype, tensor_of_first_rank, within_memory
 
 STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
 
@@ -52,8 +52,9 @@ def answered(
     for batch in batches([each for each in conversations if not each.end], lengths, settings):
         if all(each.key in done for each in batch):
             continue
-        target = target or place_target(str(path), resolve_dtype(settings.precision), ranks)
-        answer(batch, target, settings, asker)
+        with within_memory("answer"):
+            target = target or place_target(str(path), resolve_dtype(settings.precision), ranks)
+            answer(batch, target, settings, asker)
         yield [each for each in batch if each.key not in done]
 
 

@@ -36,7 +36,7 @@ from longspec.measure.prompts import all_prompts
 from longspec.measure.served import PLAIN, RefusedError, ServedMeasurer
 from longspec.methods import decoded_vocabulary, method_of
 from longspec.models.attention import flash
-from longspec.models.target import join_ranks, place_target, resolve_dtype
+from longspec.models.target import join_ranks, place_target, resolve_dtype, within_memory
 from longspec.process_group import own_device
 from longspec.shown import named_path
 from longspec.states.forward import TargetStates
@@ -255,7 +255,7 @@ def main(arguments: list[str]) -> None:
     if ranks.world_size == 1:
         # Told to end, it ends the engine and removes what it wrote for it, as after an error.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with shown.ending_for_mistakes():
+    with shown.ending_for_mistakes(), within_memory("evaluate"):
         evaluate_or_keep_fault(read_arguments(arguments), ranks)
     if ranks.world_size > 1:
         end_at_once(0)

@@ -8,6 +8,8 @@ through the target.
 Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,18 @@ from longspec.families import check_target
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import open_safetensors
 from longspec.process_group import join, own_device
+
+
+@contextmanager
+def within_memory(rule: str) -> Iterator[None]:
+    """Raise ValueError, with what to set of a rule, where a GPU's memory does not hold the block's target and all else."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{str(error).splitlines()[0]} More GPUs share it by ranks and gres of {rule}: profiles/slurm/profile.yaml, or "
+            f"--set-resources {rule}:ranks=2 on one machine; docs/large-targets.md tells how many"
+        ) from error
 
 
 def head_width(config: PretrainedConfig) -> int:
