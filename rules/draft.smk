@@ -185,9 +185,9 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=from_plan(PLAN.report_settings),
+        settings=from_plan(partial(PLAN.evaluation_settings, drafter=WITH_LOOKUP)),
         gates=from_plan(PLAN.gates),
-        model=from_plan_and_input(PLAN.target_folder),
+        model=subpath(input.target, parent=True),
         variants=from_plan(PLAN.report_variants),
         vocabularies=from_plan_and_input(PLAN.report_vocabulary_options),
         answers=option_with_files("--answers", "answers"),

@@ -28,7 +28,6 @@ use rule evaluate as evaluate_bench with:
     params:
         settings=from_plan(BENCH.evaluation_settings),
         raw=from_plan(BENCH_ANSWERS.evaluation_options),
-        drafter=from_plan_and_input(BENCH.drafter_options),
 
 
 use rule report as report_bench with:
@@ -49,11 +48,8 @@ use rule report as report_bench with:
         "timings/report_bench/{run}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
-    localrule: True
     params:
-        settings=from_plan(BENCH.report_settings),
-        gates=from_plan(BENCH.gates),
-        variants=from_plan(BENCH.report_variants),
+        settings=from_plan(partial(BENCH.evaluation_settings, drafter=WITH_LOOKUP)),
 
 
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.

@@ -33,7 +33,6 @@ use rule evaluate as evaluate_served with:
         runtime="4h",
     params:
         settings=from_plan(SERVES.settings),
-        raw=from_plan(ANSWERS.evaluation_options),
         drafter=from_plan_and_input(SERVES.drafter_options),
 
 
@@ -63,8 +62,7 @@ rule serves_page:
         " --out {output.page:q} > {log:q} 2>&1"
 
 
-# After the page, so that it shows why when it fails.
-rule check_serves:
+use rule check_gates as check_serves with:
     input:
         page=paths.SERVES_PAGE,
         numbers=paths.SERVES_PAGE.replace(".html", ".json"),
@@ -72,9 +70,3 @@ rule check_serves:
         paths.SERVES_GATES,
     log:
         "logs/check_serves/{run}.log",
-    wildcard_constraints:
-        run=one_of(PLAN.runs),
-    retries: 0
-    localrule: True
-    shell:
-        "python -m longspec.measure gates --report {input.numbers:q} --out {output:q} > {log:q} 2>&1"

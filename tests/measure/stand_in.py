@@ -6,6 +6,7 @@ What it is asked, and after how many answers it is to end itself, stands in the 
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from longspec.measure.engines.protocol import REFUSED, Answer, read_job
@@ -47,12 +48,9 @@ def main() -> None:
             tokens = text_of(request.prompt, request.max_tokens)
             best = [[[token, 2.0], [1, 0.5]] for token in tokens] if request.best else []
             # Rounds of one kept draft each: as many as the text needs, the last one may have kept one beyond it.
-            rounds = 0 if job.method is None else len(tokens) // 2
-            sizes = [1] * len(tokens) if job.method is None else [1, *([2] * rounds)]
-            sizes[-1] -= sum(sizes) - len(tokens)
-            by_place = [rounds] + [0] * (job.tokens - 1) if job.method else []
-            answer = Answer(request.id, tokens, sizes, rounds, by_place, [0.5] * job.repeats, best)
-            print(answer.encode(), flush=True)
+            rounds = [] if job.method is None else [1] * (len(tokens) // 2)
+            answer = Answer(request.id, tokens, rounds, [0.5] * job.repeats, best)
+            print(json.dumps(asdict(answer)), flush=True)
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def test_whole_questions_of_no_such_length_are_named(tmp_path: Path, tokenizer: 
         draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), text, 4, tokenizer, seed=1)
     (tmp_path / "odd").mkdir()
     odd = write_raw(tmp_path / "odd", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)])
-    told = r"cannot be asked whole, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
+    told = r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
     with pytest.raises(ValueError, match=told):
         draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), odd, 4, tokenizer, seed=1)
 

@@ -22,18 +22,6 @@ def test_the_interval_covers_a_known_ratio_at_its_level(records: int) -> None:
     assert 0.025 <= missed / 1000 <= 0.075
 
 
-def test_equal_denominators_give_the_paired_t_interval() -> None:
-    """With N equal denominators leaving one out changes the mean by (x - mean) / (N - 1): N / (N - 1) times the t interval."""
-    rng = np.random.default_rng(3)
-    hard_N = rng.normal(0, 10, 20)
-    new_N, old_N, ones_N = 70 + hard_N + rng.normal(0, 1, 20), 64 + hard_N + rng.normal(0, 1, 20), np.ones(20)
-    found = estimate((new_N, ones_N), (old_N, ones_N))
-    low, high = stats.t.interval(0.95, 19, np.mean(new_N - old_N), stats.sem(new_N - old_N))
-    assert found["mean"] == pytest.approx(np.mean(new_N - old_N))
-    assert found["high"] - found["low"] == pytest.approx((high - low) * 20 / 19)
-    assert found["high"] + found["low"] == pytest.approx(high + low)
-
-
 def test_the_ratio_agrees_with_leaving_each_record_out() -> None:
     """The jackknife written as a loop over samples without one record, within each of two tasks."""
     rng = np.random.default_rng(4)

@@ -94,8 +94,8 @@ def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured,
     write_target(Path(read_json(measured.target)["path"]), "gguf", tmp_path / "target.gguf", "f32")
     measured.out = tmp_path / "theirs.jsonl"
     reasons = {
-        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf .*data is not within the file bounds, model is corrupted",
-        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf .*invalid magic characters: 'no G', expected 'GGUF'",
+        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf\b.*data is not within the file bounds, model is corrupted",
+        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf\b.*invalid magic characters: 'no G', expected 'GGUF'",
         "target": r"decodes without \S+target\.gguf: .*draft model is not eagle3",
     }
     for name, reason in reasons.items():

@@ -2,17 +2,15 @@
 
 import http.server
 import json
-import sys
 import threading
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from longspec.measure.engines import llama_cpp
-from longspec.measure.engines.llama_cpp import Engine, Event, cut, rounds_of
-from longspec.measure.engines.protocol import Job, Request
+from longspec.measure.engines.llama_cpp import Engine, Event, rounds_of, within
+from longspec.measure.engines.protocol import Request
 
 REQUEST = Request("a", [3, 4], 6, 0.0, 0, [0], 0)
 
@@ -65,9 +63,8 @@ def test_rounds_that_drafted_nothing_or_less_are_rounds() -> None:
 
 
 def test_a_text_is_cut_and_the_round_that_reaches_its_end_is_whole() -> None:
-    assert cut([2, 0, 4, 1], 6) == ([1, 3, 1, 1], [2, 0, 4])
-    assert cut([2, 0, 4, 1], 4) == ([1, 3], [2])
-    assert cut([2], 1) == ([1], [])
+    assert [within([2, 0, 4, 1], length) for length in (6, 4)] == [[2, 0, 4], [2]]
+    assert within([2], 1) == []
 
 
 class Server:
@@ -120,31 +117,10 @@ def server() -> Iterator[Server]:
 def test_an_answer_is_the_engines_text_up_to_its_end_with_the_rounds_of_its_counters(server: Server) -> None:
     """One chain more than is wanted is asked for; the token that was not streamed is asked for again."""
     found = llama_cpp.answer(Engine(server, 2), REQUEST, 2)
-    assert (found.tokens, found.steps) == ([11, 12, 13, 14, 15, 16], [1, 3, 2])
-    assert (found.accepted, found.accepted_by_place, found.seconds) == (4, [2, 2], [0.6, 0.6])
+    assert (found.tokens, found.accepted, found.seconds) == ([11, 12, 13, 14, 15, 16], [2, 2], [0.6, 0.6])
     streams = [body.pop("stream", False) for body in server.asked]
     assert streams == [True, True, False]
     assert {(body["n_predict"], body["temperature"], body["cache_prompt"]) for body in server.asked} == {(8, 0, False)}
     ended = llama_cpp.answer(Engine(server, 2), Request("b", [3], 10, 0.0, 0, [0], 1), 1)
-    assert (ended.tokens[-1], ended.steps, ended.accepted) == (0, [1, 3, 3, 1], 6)
+    assert (ended.tokens[-1], ended.accepted) == (0, [2, 2, 2])
     assert ended.best[2:4] == [[(13, 0.0)], [(14, -0.5)]]
-
-
-def test_another_version_and_a_file_that_it_does_not_load_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refusing(_: Any) -> None:
-        raise RuntimeError("Failed to init server")
-
-    def part(**more: Any) -> Any:
-        return SimpleNamespace(cpuparams=SimpleNamespace(), cpuparams_batch=SimpleNamespace(), **more)
-
-    stand_in: Any = ModuleType("xllamacpp")
-    speculative = SimpleNamespace(draft=part(mparams=SimpleNamespace()), ngram_simple=SimpleNamespace())
-    stand_in.CommonParams = lambda: part(model=SimpleNamespace(), speculative=speculative)
-    stand_in.Server = refusing
-    monkeypatch.setitem(sys.modules, "xllamacpp", stand_in)
-    job = Job("t.gguf", "draft-new", "d.gguf", 2, "float16", 64, 1, [REQUEST])
-    with pytest.raises(ValueError, match=r"llama\.cpp: xllamacpp is of another version: .*common_speculative_type.*; install"):
-        llama_cpp.load(job)
-    stand_in.common_speculative_type = SimpleNamespace(COMMON_SPECULATIVE_TYPE_DRAFT_NEW=1)
-    with pytest.raises(ValueError, match=r"llama\.cpp: does not load t\.gguf and d\.gguf \(Failed to init server\)$"):
-        llama_cpp.load(job)

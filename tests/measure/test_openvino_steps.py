@@ -46,31 +46,6 @@ def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> Non
     assert not scratch.exists()
 
 
-def test_a_conversion_is_done_once_and_appears_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a killed one has left is not taken for it."""
-    done: list[str] = []
-
-    def convert_target(_: Path, out: Path) -> None:
-        (out / openvino_ir.MODEL).touch()
-        done.append("target")
-
-    def convert_draft(_: Path, _target: Path, out: Path) -> None:
-        done.append("draft")
-        if len(done) == 2:
-            (out / "half").touch()
-            raise ValueError("of the draft")
-
-    monkeypatch.setattr(openvino_ir, "convert_target", convert_target)
-    monkeypatch.setattr(openvino_ir, "convert_draft", convert_draft)
-    openvino_ir.make(Path("target"), None, tmp_path)
-    with pytest.raises(ValueError, match="of the draft"):
-        openvino_ir.make(Path("target"), Path("draft"), tmp_path)
-    assert not (tmp_path / "draft").exists()
-    openvino_ir.make(Path("target"), Path("draft"), tmp_path)
-    assert done == ["target", "draft", "draft"]
-    assert list((tmp_path / "draft").iterdir()) == []
-
-
 def test_a_draft_folder_that_is_not_of_this_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its layers are not known then, and OpenVINO would take others."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')

@@ -36,9 +36,3 @@ def test_rounds_by_hand() -> None:
 def test_a_character_of_several_tokens_stands_with_its_last() -> None:
     ids = list("xé∞".encode())
     assert [text for text, _ in told(sample_of(Bytes(), list(b"ab"), ids, [0] * 5))] == ["x", "", "é", "", "", "∞"]
-
-
-def test_the_sample_is_small() -> None:
-    """However long prompt and text are."""
-    found = sample_of(Words(), [2] * 900, [1] * 301, [0] * 300)
-    assert (len(found["before"].split()), len(found["tokens"])) == (48, 200)

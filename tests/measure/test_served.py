@@ -22,8 +22,8 @@ from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, fault_in, judge
-from longspec.measure.served import RefusedError, ServedMeasurer, accepted_of, check_counters, gap_of, refusal
-from longspec.measure.tasks import Prompt, Setting, check_interpreter
+from longspec.measure.served import RefusedError, ServedMeasurer, gap_of, refusal
+from longspec.measure.tasks import Prompt, Setting
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
 from tests.slurm.cluster import is_running, until
@@ -36,8 +36,8 @@ CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
 ENGINE = ENGINES[VLLM]
 
 
-def answer(tokens: list[int], steps: list[int], accepted: int, by_place: list[int], **more: Any) -> Answer:
-    return Answer("a", tokens, steps, accepted, by_place, [0.75], **more)
+def answer(tokens: list[int], accepted: list[int], **more: Any) -> Answer:
+    return Answer("a", tokens, accepted, [0.75], **more)
 
 
 @pytest.fixture
@@ -59,11 +59,14 @@ def asked(folder: Path) -> list[tuple[Any, ...]]:
 
 def test_steps_and_counters_make_the_rounds() -> None:
     """The prompt's step is no round; the last round's text was cut, and the counter says that two were kept in it."""
-    cut = answer([7, 8, 9, 7, 8, 9, 5], steps=[1, 1, 4, 1], accepted=5, by_place=[2, 2, 1])
-    assert accepted_of(cut) == [0, 3, 2]
+    assert vllm.rounds_of([1, 1, 4, 1], 5, 2, 2, 1) == [0, 3, 2]
+    assert (vllm.rounds_of([1]), vllm.rounds_of([1, 1], 0, 0, 0)) == ([], [0])
+    with pytest.raises(ValueError, match=r"vllm: counted \[2, 1\] kept drafts by position, its steps give \[1, 1\]: what this"):
+        vllm.rounds_of([1, 1], 3, 2, 1)
+    cut = answer([7, 8, 9, 7, 8, 9, 5], [0, 3, 2])
     prompt = Prompt("short", 0, 4, [1, 2, 3], 6)
     measurer = measurer_of_words()
-    plain = answer(cut.tokens, [1] * 7, 0, [], best=[[(token, 1.0)] for token in cut.tokens])
+    plain = answer(cut.tokens, [], best=[[(token, 1.0)] for token in cut.tokens])
     line = measurer.line(prompt, Setting(0.0, 3), plain, cut)
     assert (line["engine"], line["rounds"], line["new_tokens"], line["acceptance_length"]) == ("vllm", 3, 8, 8 / 3)
     assert line["positions"] == [(2, 3), (2, 2), (1, 2)]
@@ -71,34 +74,30 @@ def test_steps_and_counters_make_the_rounds() -> None:
     assert line["seconds_plain"] == 0.75 / 6 * 8
     assert (line["seconds_speculative"], line["seconds_draft"], line["seconds_target"]) == (0.75, None, None)
     assert [token["depth"] for token in line["sample"]["tokens"]] == [0, 0, 1, 2, 3, 0, 1]
-    assert accepted_of(answer([7], [1], 0, [])) == []
 
 
 @pytest.mark.parametrize(
-    ("tokens", "steps", "kept", "by_place", "accepted", "positions"),
+    ("tokens", "kept", "accepted", "positions"),
     [
-        ([5, 6, 0], [1, 2], 3, [1, 1, 1], [1], [(1, 1), (0, 0), (0, 0)]),
-        ([5, 6, 0], [1, 1, 1], 0, [0, 0, 0], [0, 0], [(0, 1), (0, 0), (0, 0)]),
-        ([5, 6, 7, 8, 0], [1, 4], 3, [1, 1, 1], [3], [(1, 1), (1, 1), (1, 1)]),
-        ([0], [1], 0, [], [], [(0, 0), (0, 0), (0, 0)]),
+        ([5, 6, 0], [3], [1], [(1, 1), (0, 0), (0, 0)]),
+        ([5, 6, 0], [0, 0], [0, 0], [(0, 1), (0, 0), (0, 0)]),
+        ([5, 6, 7, 8, 0], [3], [3], [(1, 1), (1, 1), (1, 1)]),
+        ([0], [], [], [(0, 0), (0, 0), (0, 0)]),
     ],
 )
 def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
-    tokens: list[int], steps: list[int], kept: int, by_place: list[int], accepted: list[int], positions: Any
+    tokens: list[int], kept: list[int], accepted: list[int], positions: Any
 ) -> None:
-    """The lines of our own engine for these rounds; vLLM's counters, which have these tokens, are held against its steps."""
-    texts, steps_left = Texts([[1]], Stops([0]), 9, None), iter(steps)
-    texts.add(0, tokens[: next(steps_left)])
-    taken = len(texts.rows[0].ids)
-    whole = accepted_of(answer(tokens, steps, kept, by_place))
-    for size, drafted in zip(steps_left, whole, strict=True):
-        new = (tokens[taken : taken + size] + [9] * 3)[: drafted + 1]
-        texts.rows[0].accepted.append(texts.add(0, new))
-        taken += size
+    """The lines of our own engine for these rounds; an engine's answer has these tokens."""
+    texts = Texts([[1]], Stops([0]), 9, None)
+    texts.add(0, tokens[:1])
+    taken = 1
+    for drafted in kept:
+        texts.rows[0].accepted.append(texts.add(0, (tokens[taken:] + [9] * 3)[: drafted + 1]))
+        taken += drafted + 1
     ours = texts.rows[0]
-    measurer = measurer_of_words()
-    plain = answer(tokens, [1] * len(tokens), 0, [], best=[[(token, 1.0)] for token in tokens])
-    line = measurer.line(Prompt("short", 0, 1, [1], 8), Setting(0.0, 3), plain, answer(tokens, steps, kept, by_place))
+    plain = answer(tokens, [], best=[[(token, 1.0)] for token in tokens])
+    line = measurer_of_words().line(Prompt("short", 0, 1, [1], 8), Setting(0.0, 3), plain, answer(tokens, kept))
     assert (line["accepted"], line["positions"]) == (accepted, positions) == (ours.accepted, ours.position_acceptance(3))
     assert line["new_tokens"] == len(tokens) - 1 == ours.new_tokens
 
@@ -116,13 +115,6 @@ class Words:
         return "".join(chr(97 + token) for token in ids)
 
 
-def test_counters_that_the_steps_contradict_are_refused() -> None:
-    prompt = Prompt("short", 5, 0, [1], 6)
-    check_counters(ENGINE, prompt, answer([1], [1], 0, []), [0, 0])
-    with pytest.raises(ValueError, match=r"short, prompt 5: vLLM counted \[2, 1\] kept drafts by position, its steps give"):
-        check_counters(ENGINE, prompt, answer([1, 2], [1, 1], 3, [2, 1]), [2, 0])
-
-
 @pytest.mark.parametrize(
     ("dtype", "gap", "other", "expected"),
     [
@@ -136,7 +128,7 @@ def test_counters_that_the_steps_contradict_are_refused() -> None:
 def test_a_near_tie_is_two_logits_that_rounding_may_swap(
     dtype: torch.dtype, gap: float, other: int, expected: tuple[float, float, int]
 ) -> None:
-    plain = answer([5, 8, 2], [1, 1, 1], 0, [], best=[[(5, 16.0)], [(8, 16.0), (9, 16.0 - gap)], [(2, 16.0)]])
+    plain = answer([5, 8, 2], [], best=[[(5, 16.0)], [(8, 16.0), (9, 16.0 - gap)], [(2, 16.0)]])
     found = judge(plain.tokens, [5, other, 2], gap_of(plain, dtype))
     margin, allowed, tie = expected
     assert found == Comparison(2, 1, tie, pytest.approx(margin), allowed)
@@ -240,20 +232,6 @@ def test_what_an_engine_makes_of_its_files_is_found_by_its_next_start(arguments:
     assert not Path(scratch).exists()
 
 
-def test_an_engine_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whole lines are handed on before."""
-    monkeypatch.setattr(served, "LONGEST_SILENCE", 0.2)
-    reading, writing = os.pipe()
-    os.write(writing, b'one\ntwo\n{"torn')
-    lines = served._lines(reading, "python -m engine")
-    assert [next(lines), next(lines)] == [b"one", b"two"]
-    with pytest.raises(ValueError, match=r"^python -m engine: answer 3 did not come in 0\.2 seconds; it hangs, and was ended$"):
-        next(lines)
-    os.close(writing)
-    assert list(served._lines(reading, "")) == []
-    os.close(reading)
-
-
 def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     real = ServedMeasurer.ask
@@ -271,8 +249,6 @@ def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monke
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
     told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/vllm/\.stamp` makes an environment"
-    with pytest.raises(ValueError, match=told):
-        check_interpreter("none/python", ENGINE)
     with pytest.raises(ValueError, match=told):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
     with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/vllm/\.stamp`"):

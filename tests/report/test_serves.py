@@ -11,12 +11,9 @@ from scipy.stats import t
 from longspec import jsonl, shown
 from longspec.measure import gates
 from longspec.report import serves
-from tests.measure.test_evaluate import arguments, evaluate, folder
-from tests.measure.test_served import python
 from tests.report.synthetic_run import SETTINGS, line, write_variant
 from tests.report.test_page import Resources
 
-__all__ = ["arguments", "folder", "python"]  # fixtures
 pytestmark = pytest.mark.usefixtures("undrawn")
 SECTION = SETTINGS | {"shapes": [2], "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
 WHY = "is not installed: `make .venv-serve/openvino/.stamp`, then <b>more</b>"
@@ -175,23 +172,3 @@ def test_measurements_of_other_prompts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         page_of(tmp_path, standings)
     assert not (tmp_path / "serves.html").exists()
-
-
-@pytest.mark.slow
-def test_a_page_of_what_stand_in_engines_answer(arguments: Any, python: Path, tmp_path: Path) -> None:
-    """By the verb that the rule calls. The stand-in keeps the first drafted token of each round and no second one."""
-    section = {"shapes": [2], "temperatures": [0], "repeats": 1}
-    write_variant(tmp_path / "base", "base", SETTINGS)
-    (tmp_path / "base/serves").mkdir()
-    sections = {}
-    for name in ("longspec", "vllm", "llama.cpp"):
-        engine = {} if name == "longspec" else {"engine": name, "serve_python": str(python)}
-        call = arguments("lookup", f"base/serves/{name}.jsonl", **section, **engine)
-        evaluate(call)
-        sections[name] = standing(section=json.loads(call[call.index("--settings") + 1]))
-    numbers, _, _ = page_of(tmp_path, sections)
-    (group,) = numbers["variants"]["base"]["groups"]
-    for row in group["rows"][1:]:
-        assert [found["mean"] for found in row["positions"]] == [1.0, 0.0]
-        assert row["tokens"]["mean"] == 2.0
-        assert row["same_texts"] == 0

@@ -87,8 +87,6 @@ def run(options: argparse.Namespace) -> int:
         return 0
     served = methods.served(config["draft"], engine.name)
     folder = served.folder(draft)
-    if not folder.is_dir():  # of a draft from before this layout
-        raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     python = options.python or section.interpreter(engine)
     check_interpreter(python, engine)
     target = Path(config["target_path"])
@@ -138,13 +136,13 @@ def first_prompts(plan: Plan, run: str, section: Settings, target: Path) -> list
 
 def ask(address: str, prompts: Iterable[Prompt], tokens: int) -> Counts:
     """Have the server complete each prompt greedily, one after the other, and return what its counters say of it."""
-    model = _read(f"{address}/models")["data"][0]["id"]
+    model = json.loads(_read(f"{address}/models"))["data"][0]["id"]
     metrics = address.removesuffix("/v1") + "/metrics"
-    before = counted(_text(metrics), tokens)
+    before = counted(_read(metrics), tokens)
     for prompt in prompts:
         body = {"model": model, "prompt": prompt.ids, "max_tokens": prompt.new_tokens + 1, "temperature": 0}
         _read(f"{address}/completions", body)
-    after = counted(_text(metrics), tokens)
+    after = counted(_read(metrics), tokens)
     return [b - a for a, b in zip(before, after, strict=True)]
 
 
@@ -193,13 +191,9 @@ def show(served: Counts, ours: Counts | None, prompts: Iterable[Prompt]) -> bool
     return is_less
 
 
-def _text(address: str, body: Mapping[str, Any] | None = None) -> str:
+def _read(address: str, body: Mapping[str, Any] | None = None) -> str:
     """Return what a server of this machine answers, past any proxy."""
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address, data=data, headers={"Content-Type": "application/json"})
     with PAST_PROXIES.open(request, timeout=3600) as answer:
         return str(answer.read().decode())
-
-
-def _read(address: str, body: Mapping[str, Any] | None = None) -> Any:
-    return json.loads(_text(address, body))

@@ -1,18 +1,17 @@
 """Give an engine a target and a drafter: the folders as they are, or files in its layouts for as long as it runs."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import GenerationConfig
 
 from longspec import methods
-from longspec.atomic_files import describe_files, files_below, sha256_file, sha256_text
 from longspec.config.names import LOOKUP, UNTRAINED
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
@@ -27,41 +26,11 @@ from longspec.target.layouts import write_target
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}  # of a layout's weights
 
 
-@dataclass(frozen=True)
-class ServedTarget:
-    """Facts about a target that another process holds, under the names that a loaded one has."""
-
-    path: str
-    config: Any
-    generation_config: Any
-    dtype: torch.dtype
-    device: torch.device
-
-
-def served_target(path: str, dtype: torch.dtype, device: torch.device) -> ServedTarget:
-    """Read the facts of a target's folder."""
+def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
+    """Return the facts of a target that another process holds, under the names that a loaded one has."""
     config, own = read_target_config(path), Path(path) / "generation_config.json"
     told = GenerationConfig.from_pretrained(path) if own.is_file() else GenerationConfig.from_model_config(config)
-    return ServedTarget(path, config, told, dtype, device)
-
-
-@dataclass(frozen=True)
-class Given:
-    """Files or folders of a user, in an engine's layouts: the target and its draft in another precision, say."""
-
-    target: Path | None = None
-    draft: Path | None = None
-
-    def identity(self) -> dict[str, str]:
-        """Return the hashes of what is given."""
-        named = {"served target": self.target, "served draft": self.draft}
-        return {name: _hash(path) for name, path in named.items() if path is not None}
-
-
-def _hash(path: Path) -> str:
-    if path.is_file():
-        return sha256_file(path)
-    return sha256_text(json.dumps(describe_files(path, files_below(path)), sort_keys=True))
+    return SimpleNamespace(path=path, config=config, generation_config=told, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -82,25 +51,26 @@ def loaded(
     engine: Engine,
     drafter: str,
     folder: Path | None,
-    target: ServedTarget,
+    target: Any,
     recipe: Any,
     vocabulary: DraftVocabulary | None,
     context: int,
-    given: Given,
+    given: tuple[Path | None, Path | None],
 ) -> Iterator[Loaded]:
     """Yield what an engine loads of a drafter and its target; what was written for it alone is gone behind the block.
 
-    folder: a stage's draft; context: tokens of the longest text with its drafts; given: what takes the place of files that
-    would be written. Raises ValueError where the draft is damaged or not of this recipe and target, of which engines ask
-    little, and for what the engine cannot represent.
+    folder: a stage's draft; context: tokens of the longest text with its drafts; given: a user's own target and draft in the
+    engine's layouts, in place of those that would be written. Raises ValueError where the draft is damaged or not of this
+    recipe and target, of which engines ask little, and for what the engine cannot represent.
     """
+    own_target, own_draft = given
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
         if drafter != LOOKUP:
             served = methods.served(recipe.method.name, engine.name)
             kind, draft = served.kind, _checked(drafter, folder, Path(place), target, recipe, vocabulary)
-            if given.draft is not None and drafter != UNTRAINED:
-                draft = given.draft
+            if own_draft is not None and drafter != UNTRAINED:
+                draft = own_draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
                 if hasattr(layouts_of(recipe.method.name)[served.layout], "write"):  # the weights are written anew
@@ -109,8 +79,8 @@ def loaded(
                     write_layout(draft, served.layout, out)
                 draft = out
         model = target.path
-        if given.target is not None:
-            model = str(given.target)
+        if own_target is not None:
+            model = str(own_target)
         elif engine.target_layout is not None:
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
@@ -118,25 +88,17 @@ def loaded(
 
 
 def _checked(
-    drafter: str, folder: Path | None, place: Path, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None
+    drafter: str, folder: Path | None, place: Path, target: Any, recipe: Any, vocabulary: DraftVocabulary | None
 ) -> Path:
     """Return the folder of a stage's draft, if it fits recipe and target, or of one of fresh weights in `place`."""
-    if drafter == UNTRAINED:
-        _write_fresh(place / "draft", target, recipe, vocabulary)
-        return place / "draft"
-    assert folder is not None
     method, settings = method_of(recipe, vocabulary)
-    method.load(method.layer(target.config, settings), folder, target.config, settings)
-    return folder
-
-
-def _write_fresh(folder: Path, target: ServedTarget, recipe: Any, vocabulary: DraftVocabulary | None) -> None:
-    """Write a draft of fresh weights of the recipe's seed.
-
-    The target that lends it norm and head is gone from memory afterwards: the engine loads its own.
-    """
-    method, settings = method_of(recipe, vocabulary)
+    if drafter != UNTRAINED:
+        assert folder is not None
+        method.load(method.layer(target.config, settings), folder, target.config, settings)
+        return folder
+    # The target that lends it norm and head is gone from memory afterwards: the engine loads its own.
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)
     weights = method.published(method.trainer(states, settings, None).draft_model.state_dict(), settings)
-    write_draft(folder, weights, draft_config(target.path, recipe, vocabulary))
+    write_draft(place / "draft", weights, draft_config(target.path, recipe, vocabulary))
+    return place / "draft"

@@ -85,8 +85,10 @@ def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
     return ratio_of(chosen_P, (found, "new_tokens", "rounds")) | counts
 
 
-def difference(new: Evaluation, old: Evaluation, chosen_P: Array) -> dict[str, Any]:
-    """Return the paired difference in acceptance length; `improved`: its whole interval lies above 0."""
-    found = ratio_of(chosen_P, (new, "new_tokens", "rounds"), (old, "new_tokens", "rounds"))
+def difference(
+    new: Evaluation, old: Evaluation, chosen_P: Array, columns: tuple[str, str] = ("new_tokens", "rounds")
+) -> dict[str, Any]:
+    """Return the paired difference in the ratio of two columns; `improved`: its whole interval lies above 0."""
+    found = ratio_of(chosen_P, (new, *columns), (old, *columns))
     improved = None if found["low"] is None else found["low"] > 0
     return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

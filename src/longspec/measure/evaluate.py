@@ -17,7 +17,7 @@ import transformers
 from transformers import AutoTokenizer
 
 from longspec import jsonl, methods, shown
-from longspec.atomic_files import checked_folder, read_json, sha256_file, sha256_text
+from longspec.atomic_files import checked_folder, describe_files, files_below, read_json, sha256_file, sha256_text
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.decode.drafters import Drafter
@@ -153,17 +153,22 @@ def measure_all(
     return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
 
 
-def given_files(options: argparse.Namespace, section: tasks.Settings) -> engine_files.Given:
-    """Return what the engine is to load in place of files that would be written for it.
+def given_files(options: argparse.Namespace, section: tasks.Settings) -> dict[str, Any]:
+    """Describe what the engine is to load in place of files that would be written for it.
 
     Raises ValueError for one that is not there, and where our own engine decodes.
     """
+    found = {}
     for option, path in (("--served-target", options.served_target), ("--served-draft", options.served_draft)):
-        if path is not None and section.served_by is None:
+        if path is None:
+            continue
+        if section.served_by is None:
             raise ValueError(f"{option}: {path}: is for other engines; evaluation.engine is {OURS}")
-        if path is not None and not path.exists():
+        if not path.exists():
             raise ValueError(f"{option}: {path}: no such file or folder; correct the path")
-    return engine_files.Given(options.served_target, options.served_draft)
+        folder, names = (path, files_below(path)) if path.is_dir() else (path.parent, [path.name])
+        found[option] = describe_files(folder, names)
+    return found
 
 
 @contextmanager
@@ -190,7 +195,7 @@ def measurer_of(
     engine = section.served_by
     if options.drafter != LOOKUP:
         methods.check_chain(recipe, max(each.depth for each in section.settings))
-    given = given_files(options, section)
+    given = options.served_target, options.served_draft
     with engine_files.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
         python, repeats = section.interpreter(engine), section.repeats
         yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
@@ -209,7 +214,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     key = "recipe.precision" if section.precision is None else "evaluation.precision"
     dtype = resolve_dtype(section.precision or recipe.precision, key)
     device = own_device(ranks)
-    engine: dict[str, Any] = {**given_files(options, section).identity()}
+    engine = given_files(options, section)
     if section.served_by is not None:
         if ranks.world_size > 1:
             started = f"was started on {ranks.world_size} ranks; start one, without torchrun"

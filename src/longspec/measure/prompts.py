@@ -41,83 +41,65 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     """Draw `count` prompts of a task, a function of (seed, name) alone.
 
     Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
-    questions, as the task says. Raises ValueError when no held-out record is long enough.
+    questions, each of another record, as the task says. Raises ValueError when no held-out record is long enough.
     """
     generator = np.random.default_rng([seed, *name.encode()])
-    path, context = checked_file(raw_manifest, "held_out.jsonl"), task.context
+    path, (shortest, longest) = checked_file(raw_manifest, "held_out.jsonl"), task.context
     first = next(iter(jsonl.read(path)), None)
     is_chat = first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
-    if task.whole_questions is True or (task.whole_questions == AUTO and is_chat):
-        return _draw_questions(name, task, path, count, tokenizer, generator)
-    documents, refused = [], 0
+    whole = task.whole_questions is True or (task.whole_questions == AUTO and is_chat)
+    encoder, candidates, refused = Encoder(tokenizer), list[tuple[int, Any]](), list[str]()
     for line, record in enumerate(jsonl.read(path)):
         try:
-            ids_S, answer_mask_S = encode(tokenizer, record)
-        except LayoutError:  # the chat template refuses it, as it does in training, where such records are counted too
-            refused += 1
-            continue
-        if len(ids_S) >= context[0] + ROOM_AFTER:
-            documents.append((line, ids_S, bool(answer_mask_S.all())))
+            if not whole:
+                ids_S, answer_mask_S = encode(tokenizer, record)
+                candidates += [(line, (ids_S, answer_mask_S.all()))] if len(ids_S) >= shortest + ROOM_AFTER else []
+            elif fitting := [ids for ids in _questions(encoder, record) if shortest <= len(ids) <= longest]:
+                candidates.append((line, fitting))
+        except LayoutError as error:  # the chat template refuses it, as it does in training, where such are counted too
+            refused.append(str(error))
     if refused:
-        log(f"{path}: {refused} held-out records left out: they cannot be laid out")
-    if not documents:
+        log(f"{path}: {len(refused)} held-out records left out: they cannot be laid out, such as: {refused[0]}")
+    if not candidates:
+        wanted = f"question has {shortest} to {longest}" if whole else f"record has {shortest + ROOM_AFTER}"
         raise ValueError(
-            f"{path}: no record has {context[0] + ROOM_AFTER} tokens, as evaluation.tasks.{name}.context needs; lower it, "
-            f"or hold out more of {task.data}"
+            f"{path}: no {wanted} tokens, as evaluation.tasks.{name}.context asks; widen it, or hold out more of {task.data}"
+            + (f"; {len(refused)} cannot be laid out, such as: {refused[0]}" if refused else "")
         )
-    order = generator.permutation(len(documents))
+    order = generator.permutation(len(candidates))
+    if whole and len(order) < count:
+        log(f"{name}: {len(order)} questions of this length, fewer than the {count} prompts asked for; all are taken")
     prompts = []
-    for number in range(count):
-        line, ids_S, is_text = documents[order[number % len(documents)]]
-        longest = min(context[1], len(ids_S) - ROOM_AFTER)
-        length = int(generator.integers(context[0], longest + 1))
-        start = int(generator.integers(0, len(ids_S) - ROOM_AFTER - length + 1)) if is_text else 0
-        prompts.append(Prompt(name, number, line, ids_S[start : start + length].tolist(), task.new_tokens))
+    for number in range(min(count, len(order)) if whole else count):
+        line, found = candidates[order[number % len(order)]]
+        if whole:
+            ids = found[int(generator.integers(len(found)))]
+        else:
+            ids_S, is_text = found
+            length = int(generator.integers(shortest, min(longest, len(ids_S) - ROOM_AFTER) + 1))
+            start = int(generator.integers(0, len(ids_S) - ROOM_AFTER - length + 1)) if is_text else 0
+            ids = ids_S[start : start + length].tolist()
+        prompts.append(Prompt(name, number, line, ids, task.new_tokens))
     return prompts
 
 
-def _questions(record: dict[str, Any]) -> list[Chat]:
+def _questions(encoder: Encoder, record: dict[str, Any]) -> list[list[int]]:
     """Return the parts of a conversation that end with a question, as the target is asked it; none of other text.
 
-    They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out.
+    They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out. Raises
+    LayoutError where the template refuses them all.
     """
     document = to_messages_or_text(record, unanswered=True)
     if not isinstance(document, Chat):
         return []
     roles = [message["role"] for message in document.messages] + ["assistant"]  # the answer to the last one
     ends = [end for end in range(1, len(roles)) if roles[end - 1 : end + 1] == ["user", "assistant"]]
-    asked = [replace(document, messages=document.messages[:end]) for end in ends]
-    return [chat for chat in asked if Chat(chat.messages).is_plain]
-
-
-def _draw_questions(
-    name: str, task: HeldOut, path: Path, count: int, tokenizer: Any, generator: np.random.Generator
-) -> list[Prompt]:
-    """Draw `count` whole questions, each of another record; of fewer records that have one of the length asked for, all."""
-    encoder, candidates, refused = Encoder(tokenizer), [], []
-    for line, record in enumerate(jsonl.read(path)):
-        asked = encoder.requests(_questions(record))
-        whole = [ids for ids in asked if not isinstance(ids, LayoutError)]
-        if asked and not whole:
-            refused.append(str(asked[0]))
-        if fitting := [ids for ids in whole if task.context[0] <= len(ids) <= task.context[1]]:
-            candidates.append((line, fitting))
-    if refused:
-        log(f"{path}: {len(refused)} held-out records left out: they cannot be laid out, such as: {refused[0]}")
-    if not candidates:
-        raise ValueError(
-            f"{path}: no question has {task.context[0]} to {task.context[1]} tokens, as evaluation.tasks.{name}.context asks; "
-            f"widen it, or hold out more of {task.data}"
-            + (f"; {len(refused)} cannot be asked whole, such as: {refused[0]}" if refused else "")
-        )
-    if len(candidates) < count:
-        log(f"{name}: {len(candidates)} questions of this length, fewer than the {count} prompts asked for; all are taken")
-    prompts = []
-    for number, place in enumerate(generator.permutation(len(candidates))[:count]):
-        line, fitting = candidates[place]
-        ids = fitting[int(generator.integers(len(fitting)))]
-        prompts.append(Prompt(name, number, line, ids, task.new_tokens))
-    return prompts
+    chats = [replace(document, messages=document.messages[:end]) for end in ends]
+    asked = encoder.requests([chat for chat in chats if Chat(chat.messages).is_plain])
+    whole = [ids for ids in asked if not isinstance(ids, LayoutError)]
+    if asked and not whole:
+        raise next(error for error in asked if isinstance(error, LayoutError))
+    return whole
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:

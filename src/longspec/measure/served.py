@@ -6,7 +6,6 @@ Its answers become the lines of measurer.py, by the engine's own counters.
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 from collections import deque
@@ -29,15 +28,13 @@ from longspec.distributed import die_with_parent
 from longspec.engines import Engine
 from longspec.families import position_limit
 from longspec.journal import Journal
-from longspec.measure.engine_files import Loaded, ServedTarget
+from longspec.measure.engine_files import Loaded
 from longspec.measure.engines.protocol import REFUSED, Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
 from longspec.shown import brief
 
-# Seconds from one answer to the next, the first of which waits for the engine to load.
-LONGEST_SILENCE = 3600.0
 LAST_WORDS = 5.0  # seconds in which those of an ended engine are read; a process that it started may hold its output open
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
@@ -80,23 +77,6 @@ def versions(engine: Engine, python: str) -> dict[str, str]:
     return found
 
 
-def _lines(file: int, what: str) -> Iterator[bytes]:
-    """Yield whole lines of an engine's output; a torn one at its end is left out. what: the program.
-
-    Raises ValueError when none comes for LONGEST_SILENCE.
-    """
-    number, torn = 1, b""
-    while True:
-        if not select.select([file], [], [], LONGEST_SILENCE)[0]:
-            raise ValueError(f"{what}: answer {number} did not come in {LONGEST_SILENCE:g} seconds; it hangs, and was ended")
-        read = os.read(file, 2**16)
-        if not read:
-            return
-        *whole, torn = (torn + read).split(b"\n")
-        number += len(whole)
-        yield from whole
-
-
 def _copy(stream: IO[bytes], kept: deque[bytes]) -> None:
     """Print what an engine prints, and keep its last lines."""
     with stream:
@@ -133,7 +113,7 @@ class ServedMeasurer:
 
     engine: Engine
     python: str
-    target: ServedTarget
+    target: Any
     files: Loaded
     repeats: int
     tokenizer: Any
@@ -143,8 +123,8 @@ class ServedMeasurer:
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
         """Yield an answer to each request as soon as the engine has it; tokens: drafted ones of a round, None without draft.
 
-        Raises RefusedError where the engine refuses, ValueError when the process ends otherwise before all are there, or says
-        nothing for LONGEST_SILENCE; what it prints stands on the standard error.
+        Raises RefusedError where the engine refuses, ValueError when the process ends otherwise before all are there; what it
+        prints stands on the standard error.
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
@@ -158,29 +138,24 @@ class ServedMeasurer:
             requests=requests,
             scratch=self.files.scratch,
         )
-        with TemporaryDirectory() as place, _environment() as environment:
-            path = Path(place) / "job.json"
-            job.write(path)
+        with _environment() as environment:
+            path = Path(environment["PYTHONPATH"]) / "job.json"
+            path.write_text(json.dumps(asdict(job)), encoding="utf-8")
             # It dies with this process: a signal between its start and the block below would leave it behind.
             words, done, told = [self.python, *_program(self.engine)], 0, None
-            process = subprocess.Popen(
-                [*words, str(path)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                preexec_fn=die_with_parent,
-            )
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": die_with_parent}
+            process = subprocess.Popen([*words, str(path)], env=environment, **pipes)
             assert process.stdout is not None
             assert process.stderr is not None
             kept = deque[bytes](maxlen=KEPT)
             copier = Thread(target=_copy, args=(process.stderr, kept), daemon=True)
             copier.start()
             try:
-                for line in _lines(process.stdout.fileno(), " ".join(words)):
-                    content = json.loads(line)
+                for line in process.stdout:
+                    content = json.loads(line) if line.endswith(b"\n") else {}  # torn by the end of its process
                     if REFUSED in content:
                         told = content[REFUSED]
-                    else:
+                    elif content:
                         yield Answer(**content)
                         done += 1
                 code = process.wait()
@@ -230,38 +205,14 @@ class ServedMeasurer:
     def line(self, prompt: Prompt, setting: Setting, plain: Answer, answer: Answer) -> Line:
         """Return a line with the fields of measurer.py; engines do not tell the seconds of draft and target apart: None."""
         assert isinstance(setting.shape, int)
-        row = Row(answer.tokens, accepted_of(answer), LENGTH)
-        check_counters(self.engine, prompt, answer, [kept for kept, _ in row.position_acceptance(setting.shape)])
+        row = Row(answer.tokens, answer.accepted, LENGTH)
         if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept behind the one that ends the text do not count
-            last = [answer.steps[-1] - 1] if row.accepted else []
-            row = Row(row.ids, [*row.accepted[:-1], *last], STOP)
+            behind = 1 + row.new_tokens - len(row.ids)
+            row = Row(row.ids, [*row.accepted[:-1], *(kept - behind for kept in row.accepted[-1:])], STOP)
         verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.target.dtype))
         plain_seconds = median_low(plain.seconds) / max(1, len(plain.tokens) - 1)
         seconds = (median_low(answer.seconds), None, None)
         return line_of(self.tokenizer, prompt, setting, row, verdict, plain_seconds, seconds) | {"engine": self.engine.name}
-
-
-def accepted_of(answer: Answer) -> list[int]:
-    """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
-
-    The last round is told uncut. Its text may be cut, where it ends or has as many tokens as were asked for: the engine's
-    counter says how many of its drafted tokens were kept, less those of the other rounds.
-    """
-    if not answer.steps[1:]:
-        return []
-    whole = [size - 1 for size in answer.steps[1:-1]]
-    return [*whole, answer.accepted - sum(whole)]
-
-
-def check_counters(engine: Engine, prompt: Prompt, answer: Answer, kept: list[int]) -> None:
-    """Raise ValueError where an engine's counters by place are not those that its steps give: one is misread then."""
-    counted = answer.accepted_by_place or [0] * len(kept)
-    if kept != counted:
-        raise ValueError(
-            f"{prompt.task}, prompt {prompt.number}: {engine.title} counted {counted} kept drafts by position, its steps give "
-            f"{kept}: what this version counts is not known here; install the one of serve/{engine.name}.txt, by "
-            f"{engine.install}"
-        )
 
 
 def gap_of(plain: Answer, dtype: torch.dtype) -> Gap:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from longspec.measure.estimates import ratio_of
+from longspec.measure.estimates import difference
 from longspec.report.inputs import Variant
 
 Row = dict[str, Any]
@@ -43,20 +43,14 @@ def answers(variants: list[Variant], between: list[Row], differing: list[Row]) -
     for old, new in dict.fromkeys((row["before"], row["variant"]) for row in finals):
         by_task = {row["task"]: judged(row, old, new) for row in finals if (row["before"], row["variant"]) == (old, new)}
         before, other = named[old], named[new]
+        slower, faster = before.evaluations[before.final], other.evaluations[other.final]
+        speed = difference(faster, slower, faster.of_task(None), ("seconds_plain", "seconds_speculative"))
         keys = [row for row in differing if (row["before"], row["variant"]) == (old, new)]
         rows.append(
             {"variant": new, "before": old, "acceptance": by_task.pop(None), "tasks": by_task}
-            | {"speed_up": judged(_speed_difference(before, other), old, new), "differs": _grouped(before, other, keys)}
+            | {"speed_up": judged(speed, old, new), "differs": _grouped(before, other, keys)}
         )
     return rows
-
-
-def _speed_difference(before: Variant, other: Variant) -> Row:
-    """Return the paired difference of the final drafts' measured speed-ups."""
-    old, new = before.evaluations[before.final], other.evaluations[other.final]
-    columns = ("seconds_plain", "seconds_speculative")
-    found = ratio_of(new.of_task(None), (new, *columns), (old, *columns))
-    return {"difference": found["mean"], "low": found["low"], "high": found["high"]}
 
 
 def _grouped(before: Variant, other: Variant, keys: Iterable[Row]) -> list[Row]:

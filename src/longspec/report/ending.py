@@ -1,6 +1,5 @@
 """What a finished run says at its end: the acceptance of its drafts, its report, and what to type next. No torch."""
 
-import json
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -46,15 +45,6 @@ def _next(run: str, draft: Path) -> list[str]:
         return []
     config = read_json_object(draft / "config.json")
     told = [f"Try it:    longspec try {draft}"]
-    served = methods.settings_of(str(config["draft"])).SERVED.get(VLLM)
-    if served is None:
-        told.append(f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md")
-    else:
-        folder = served.folder(draft)
-        settings = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": 3})
-        told += [f"Serve it:  longspec serve {quote(run)}"]
-        runner = "" if folder == draft else "VLLM_USE_V2_MODEL_RUNNER=0 "
-        told += [f"           {runner}vllm serve {quote(str(config['target_path']))} --speculative-config {quote(settings)}"]
-        if folder != draft:
-            told += ["           (beside vLLM: pip install plugins/vllm; plugins/vllm/README.md says what it serves)"]
-    return told
+    if VLLM in methods.settings_of(str(config["draft"])).SERVED:
+        return [*told, f"Serve it:  longspec serve {quote(run)}"]
+    return [*told, f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md"]

@@ -41,6 +41,15 @@ def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker
     axes.plot(at, end, marker=marker, color=colour, markerfacecolor=fill, markersize=5.5, zorder=4)
 
 
+def draw_line(axes: Axes, values: list[Any], offset: float, colour: str, label: str) -> None:
+    """Draw a line of figures with their intervals, one at each whole number, a little beside it; None is left out."""
+    points = [(place + offset, value) for place, value in enumerate(values) if value is not None]
+    means = [value["mean"] for _, value in points]
+    axes.plot([at for at, _ in points], means, color=colour, linewidth=1.0, alpha=0.55, label=label)
+    for at, value in points:
+        draw_point(axes, value, at, colour, "o")
+
+
 def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
     """Return axis limits: just below 1 (no draft accepted) or the lowest end, and just above the highest."""
     low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
@@ -93,13 +102,11 @@ def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], setting
         for axes, (task, held) in zip(row, shown.items(), strict=True):
             bare(axes)
             for number, (drafter, buckets) in enumerate(found.items()):
-                colour = drafter_colour(drafter, variant.stage_names)
-                values = [bucket for bucket in buckets if bucket["task"] == task]
-                at = [place + 0.13 * (number - (len(found) - 1) / 2) for place in range(len(values))]
-                means = [value["mean"] for value in values]
-                axes.plot(at, means, color=colour, linewidth=1.0, alpha=0.55, label=drafter_name(drafter))
-                for place, value in zip(at, values, strict=True):
-                    draw_point(axes, value, place, colour, "o")
+                colour, values = (
+                    drafter_colour(drafter, variant.stage_names),
+                    [each for each in buckets if each["task"] == task],
+                )
+                draw_line(axes, values, 0.13 * (number - (len(found) - 1) / 2), colour, drafter_name(drafter))
             axes.set_xticks(range(len(held)), [_bucket_name(bucket) for bucket in held])
             axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
         row[0].set_ylabel("acceptance length")

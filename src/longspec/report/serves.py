@@ -21,7 +21,7 @@ from longspec.measure.lines import Evaluation, check_pairs, fault_in, read
 from longspec.measure.tasks import parse
 from longspec.report.inputs import Stage, read_provenance, read_stage
 from longspec.report.page import environment
-from longspec.report.plots import draw_point
+from longspec.report.plots import draw_line
 from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
 from longspec.shown import named_path
 
@@ -116,15 +116,8 @@ def figure(name: str, training: Row | None, group: Row) -> Markup:
         drawn, [axes] = panels([1.0], 3.1)
         bare(axes)
         for number, (engine, found) in enumerate(rows):
-            at = [place + 1 + 0.13 * (number - (len(rows) - 1) / 2) for place in range(len(found))]
-            points = [(x, value) for x, value in zip(at, found, strict=True) if value is not None]
-            colour = COLOUR[COLOURS[engine]]
-            label = TITLES.get(engine, engine)
-            axes.plot(
-                [x for x, _ in points], [y["mean"] for _, y in points], color=colour, linewidth=1.0, alpha=0.55, label=label
-            )
-            for x, value in points:
-                draw_point(axes, value, x, colour, "o")
+            offset = 1 + 0.13 * (number - (len(rows) - 1) / 2)
+            draw_line(axes, found, offset, COLOUR[COLOURS[engine]], TITLES.get(engine, engine))
         places = max(len(found) for _, found in rows)
         axes.set_xticks(range(1, places + 1))
         axes.set(xlim=(0.45, places + 0.55), ylim=(-0.02, 1.02), xlabel="drafted token", ylabel="acceptance")

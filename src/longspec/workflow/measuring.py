@@ -36,10 +36,6 @@ class MeasuringPlan(Choices):
         left_out |= set() if drafter == WITH_LOOKUP else {"with_lookup"}
         return json.dumps({key: value for key, value in section.items() if key not in left_out}, sort_keys=True)
 
-    def report_settings(self, run: str) -> str:
-        """Return the whole section, by which a report is made."""
-        return self.evaluation_settings(run, WITH_LOOKUP)
-
     def gates(self, run: str) -> str:
         """Return the gates of a run as canonical JSON."""
         return json.dumps(self.gates_of(run), sort_keys=True)
@@ -81,10 +77,6 @@ class MeasuringPlan(Choices):
         """Return the evaluation's options that name the drafter. draft: its files, none for a baseline."""
         told = ["--drafter", drafter]
         return [*told, "--draft", Path(draft[0]).parent] if draft else told
-
-    def target_folder(self, target: str) -> Path:
-        """Return the folder of a target's manifest."""
-        return Path(target).parent
 
     def evaluations(self, run: str) -> list[str]:
         """Return the measurements a report compares, for every variant: baselines, the draft that is begun with, every stage,

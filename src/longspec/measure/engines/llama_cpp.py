@@ -48,17 +48,10 @@ class Event:
 
 
 def load(job: Job) -> Engine:
-    """Start the server. Raises ValueError where it refuses, and for a version without what is set here."""
+    """Start the server; it raises RuntimeError where it refuses."""
     import xllamacpp
 
-    try:
-        settings = _settings(job, xllamacpp)
-    except AttributeError as error:
-        raise ValueError(f"evaluation.engine: llama.cpp: {PACKAGE} is of another version: {error}; {INSTALL}") from None
-    try:
-        return Engine(xllamacpp.Server(settings), job.tokens if job.method else 0, job.draft)
-    except RuntimeError as error:
-        raise ValueError(f"evaluation.engine: llama.cpp: does not load {job.files} ({error})") from None
+    return Engine(xllamacpp.Server(_settings(job, xllamacpp)), job.tokens if job.method else 0, job.draft)
 
 
 def _settings(job: Job, xllamacpp: Any) -> Any:
@@ -118,13 +111,10 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     kept = rounds_of(events, engine.tokens, counted)
     ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
     length = next(ends, min(len(text), request.max_tokens))
-    steps, accepted = cut(kept, length)
     return Answer(
         id=request.id,
         tokens=text[:length],
-        steps=steps,
-        accepted=sum(accepted),
-        accepted_by_place=[sum(count > place for count in accepted) for place in range(engine.tokens)],
+        accepted=within(kept, length),
         seconds=[next(event.seconds for event in each if event.tokens >= length) for each in (events, *others)],
         best=list(_best(text[:length], likeliest)) if request.best else [],
     )
@@ -165,16 +155,9 @@ def _ways(rounds: int, kept: int, chain: int, new: int) -> Iterator[tuple[int, .
             yield way
 
 
-def cut(kept: list[int], length: int) -> tuple[list[int], list[int]]:
-    """Return steps and kept drafts of the rounds that reach this length; the last step is cut, its round is whole."""
-    steps, accepted = [1], list[int]()
-    for count in kept:
-        left = length - sum(steps)
-        if left <= 0:
-            break
-        steps.append(min(count + 1, left))
-        accepted.append(count)
-    return steps, accepted
+def within(kept: list[int], length: int) -> list[int]:
+    """Return the rounds that begin within a text of this length; the last one is whole."""
+    return [count for number, count in enumerate(kept) if 1 + number + sum(kept[:number]) < length]
 
 
 def _best(text: list[int], likeliest: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:

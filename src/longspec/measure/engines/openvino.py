@@ -44,8 +44,6 @@ def load(job: Job) -> Engine:
         return _started(job, target, draft)
     except RuntimeError as error:
         raise ValueError(f"evaluation.engine: openvino: does not load {job.files}: {_last_line(error)}") from None
-    except AttributeError as error:
-        raise ValueError(f"evaluation.engine: openvino: openvino-genai is of another version: {error}; {INSTALL}") from None
 
 
 def _started(job: Job, target: Path, draft: Path | None) -> Engine:
@@ -111,13 +109,10 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     ends = (place for place, token in enumerate(tokens, start=1) if token in request.stop)
     tokens = tokens[: next(ends, len(tokens))]
     whole = rounds_within(list(found.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
-    kept = [size - 1 for size in whole[1:]]
     return Answer(
         id=request.id,
         tokens=tokens,
-        steps=[*whole[:-1], len(tokens) - sum(whole[:-1])],
-        accepted=sum(kept),
-        accepted_by_place=[sum(count > place for count in kept) for place in range(engine.tokens)],
+        accepted=[size - 1 for size in whole[1:]],
         seconds=[_seconds(each, len(whole)) for each in (found, *others)],
         best=list(_best(engine.target, request, tokens)) if request.best else [],
     )

@@ -17,8 +17,12 @@ import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from longspec.atomic_files import new_folder
 
 MODEL = "openvino_model.xml"
 LAYERS = "hidden_layers_list"
@@ -92,17 +96,13 @@ def _write(model: Any, out: Path) -> None:
 
 def make(target: Path, draft: Path | None, out: Path) -> None:
     """Write out/target and, of a draft, out/draft. What is there already is left alone; each appears whole."""
-    work: dict[str, Any] = {"target": lambda place: convert_target(target, place)}
+    work: dict[str, Callable[[Path], None]] = {"target": partial(convert_target, target)}
     if draft is not None:
-        work["draft"] = lambda place: convert_draft(draft, target, place)
+        work["draft"] = partial(convert_draft, draft, target)
     for name, convert in work.items():
-        if (out / name).exists():
-            continue
-        beside = out / f"{name}.unfinished"
-        shutil.rmtree(beside, ignore_errors=True)
-        beside.mkdir(parents=True)
-        convert(beside)
-        beside.replace(out / name)
+        if not (out / name).exists():
+            with new_folder(out / name) as place:
+                convert(place)
 
 
 def main() -> None:

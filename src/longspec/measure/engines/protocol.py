@@ -56,13 +56,9 @@ class Job:
         """Return the names of what is loaded, for errors."""
         return " and ".join(filter(None, (self.model, self.draft)))
 
-    def write(self, path: Path) -> None:
-        """Write the job as JSON, for read_job."""
-        path.write_text(json.dumps(asdict(self)), encoding="utf-8")
-
 
 def read_job(path: Path) -> Job:
-    """Read what Job.write has written."""
+    """Read a job's file: its fields as JSON."""
     content = json.loads(path.read_text(encoding="utf-8"))
     return Job(**content | {"requests": [Request(**request) for request in content["requests"]]})
 
@@ -71,22 +67,15 @@ def read_job(path: Path) -> Job:
 class Answer:
     """One decoded text, as the engine told it.
 
-    tokens: the text; steps: how many of them each step of the engine brought, the prompt's first; accepted, accepted_by_place:
-    by how much its counters grew, the last for the first, second, ... drafted token; best: at each place (token, logit) of
+    tokens: the text; accepted: drafted tokens kept in each round, the last one's uncut; best: at each place (token, logit) of
     the likeliest ones, best first; seconds: from the first token to the end, of every repeat.
     """
 
     id: str
     tokens: list[int]
-    steps: list[int]
-    accepted: int
-    accepted_by_place: list[int]
+    accepted: list[int]
     seconds: list[float]
     best: list[list[tuple[int, float]]] = field(default_factory=list)
-
-    def encode(self) -> str:
-        """Return a line of JSON."""
-        return json.dumps(asdict(self))
 
 
 def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
@@ -114,7 +103,7 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
             loaded = _loaded(load, job)
             answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
             for request in job.requests:
-                answers.write(answer(loaded, request, job.repeats).encode() + "\n")
+                answers.write(json.dumps(asdict(answer(loaded, request, job.repeats))) + "\n")
                 answers.flush()
         except ValueError as error:
             answers.write(json.dumps({REFUSED: str(error)}) + "\n")

@@ -124,9 +124,24 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
                 by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
                 best.append(by_logit[: request.best])
     ended = time.perf_counter()
-    accepted, *by_place = [now - earlier for now, earlier in zip_longest(_counters(llm), before, fillvalue=0)] or [0]
-    found = {"tokens": tokens, "steps": steps, "best": best, "seconds": ended - first}
-    return found | {"accepted": accepted, "accepted_by_place": by_place}
+    grown = [now - earlier for now, earlier in zip_longest(_counters(llm), before, fillvalue=0)]
+    return {"tokens": tokens, "accepted": rounds_of(steps, *grown), "best": best, "seconds": ended - first}
+
+
+def rounds_of(steps: list[int], counted: int = 0, *by_place: int) -> list[int]:
+    """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
+
+    counted, by_place: by how much the counters grew. The last step may be cut, where the text ends; the counter tells what its
+    round kept. Raises ValueError where the counters by place are not those of these rounds: one is misread then.
+    """
+    kept = [size - 1 for size in steps[1:]]
+    kept[-1:] = [counted - sum(kept[:-1])] if kept else []
+    if list(by_place) != (found := [sum(count > place for count in kept) for place in range(len(by_place))]):
+        raise ValueError(
+            f"evaluation.engine: vllm: counted {list(by_place)} kept drafts by position, its steps give {found}: what this "
+            "version counts is not known here; install the one of serve/vllm.txt, by `make .venv-serve/vllm/.stamp`"
+        )
+    return kept
 
 
 def _counters(llm: Any) -> list[int]:
