@@ -49,7 +49,6 @@ class TreeAcceptance:
 
     @property
     def expected_tokens(self) -> float:
-        """Return tokens a round."""
         return self.tokens / self.rounds
 
 

@@ -27,7 +27,6 @@ class Stage:
 
     @property
     def data(self) -> str:
-        """Return its data in words."""
         return mix_told(self.recipe.data.name)
 
     @property
@@ -65,7 +64,6 @@ class Variant:
 
 
 def read_stage(folder: Path) -> Stage:
-    """Read recipe and metrics of a stage's folder."""
     metrics = list(jsonl.read(folder / "metrics.jsonl"))
     for row in metrics:
         for name in ("loss", "llm_loss"):

@@ -35,7 +35,6 @@ class Choices:
 
     @property
     def runs(self) -> list[str]:
-        """Return the chosen runs."""
         return self.settings["runs"]
 
     @property
@@ -45,7 +44,6 @@ class Choices:
 
     @cached_property
     def stages(self) -> dict[str, list[str]]:
-        """Return the stages of each run, in order."""
         return {name: list(run.says.stages) for name, run in self.files.items()}
 
     @property
@@ -70,7 +68,6 @@ class Choices:
 
     @property
     def of_gguf(self) -> list[str]:
-        """Return the targets that are made of GGUF files."""
         return [name for name, config in self.models.items() if is_gguf(config.recipe.model.source)]
 
     @property
@@ -85,7 +82,6 @@ class Choices:
 
     @property
     def from_hub(self) -> list[str]:
-        """Return the datasets that are fetched."""
         return [name for name, entry in self.data.items() if is_hub(entry["source"])]
 
     def gates_of(self, run: str) -> dict[str, Any]:
@@ -93,7 +89,6 @@ class Choices:
         return self.settings["gates"] | self.files[run].says.gates
 
     def model_of(self, run: str) -> str:
-        """Return the name of a run's target."""
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
 
     def evaluation_data(self, run: str) -> list[str]:
@@ -106,7 +101,6 @@ class Choices:
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
     def configs_of(self, run: str, variant: str | None) -> list[Any]:
-        """Return the configurations of these stages."""
         return [self.configs[stage] for stage in self.stages_of(run, variant)]
 
     @property
@@ -170,5 +164,4 @@ class Choices:
         return {name for config in self.configs.values() for name in mix_of(config.recipe.data.name)} | set(phases)
 
     def trained_on_by(self, run: str) -> set[str]:
-        """Return the datasets that a run's stages train on."""
         return {name for config in self.configs_of(run, None) for name in mix_of(config.recipe.data.name)}
