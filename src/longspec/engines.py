@@ -14,18 +14,16 @@ OURS, VLLM, LLAMA_CPP, OPENVINO = "longspec", "vllm", "llama.cpp", "openvino"
 class Engine:
     """An engine of another environment.
 
-    name: of evaluation.engine; title: its own name; module: of measure/engines; lookup: its name of prompt lookup;
+    name: of evaluation.engine; title: its own name; lookup: its name of prompt lookup; samples: whether it samples;
     target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself; error, abort: patterns
     of the line that it prints where it does not load a file, and where it aborts its process; the group says why.
     """
 
     name: str
     title: str
-    module: str
     lookup: str
-    target_layout: str | None
-    trees: bool
-    samples: bool
+    target_layout: str | None = None
+    samples: bool = False
     error: str | None = None
     abort: str | None = None
 
@@ -57,29 +55,19 @@ class Served:
 
 
 ENGINES = {
-    engine.name: engine
-    for engine in (
-        Engine(VLLM, "vLLM", "vllm", lookup="ngram", target_layout=None, trees=False, samples=True),
-        Engine(
-            LLAMA_CPP,
-            "llama.cpp",
-            "llama_cpp",
-            lookup="ngram-simple",
-            target_layout="gguf",
-            trees=False,
-            samples=False,
-            error=r"^[\d.]+ E (.+)$",
-            abort=r"^\S+/(\S+:\d+: .+)$",
-        ),
-        Engine(
-            OPENVINO,
-            "OpenVINO",
-            "openvino",
-            lookup="prompt_lookup",
-            target_layout=None,
-            trees=False,
-            samples=False,
-            error=r"^(?:error|[\w.]*Error): (?!evaluation\.)(.+)$",  # of the process that converts
-        ),
-    )
+    VLLM: Engine(VLLM, "vLLM", lookup="ngram", samples=True),
+    LLAMA_CPP: Engine(
+        LLAMA_CPP,
+        "llama.cpp",
+        lookup="ngram-simple",
+        target_layout="gguf",
+        error=r"^[\d.]+ E (.+)$",
+        abort=r"^\S+/(\S+:\d+: .+)$",
+    ),
+    OPENVINO: Engine(
+        OPENVINO,
+        "OpenVINO",
+        lookup="prompt_lookup",
+        error=r"^(?:error|[\w.]*Error): (?!evaluation\.)(.+)$",  # of the process that converts
+    ),
 }

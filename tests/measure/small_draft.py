@@ -3,9 +3,7 @@
 Held-out records are the trained ones: what is compared are two engines on the same draft, not what the draft has learnt.
 """
 
-import json
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,6 @@ from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft_vocabulary import read_draft_vocabulary
-from longspec.measure import evaluate as verb
 from longspec.methods import method_of
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.models.target import load_target
@@ -29,7 +26,7 @@ from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 from longspec.target import tokenizer, train
 from tests.corpus import NAMES
-from tests.measure.demo_draft import CHAIN, Line
+from tests.measure.demo_draft import Measured
 
 MODULES = ("bisect", "colorsys")
 LENGTH, VOCABULARY, PROPOSED = 128, 384, 320
@@ -37,29 +34,7 @@ LAYERS = (2, 6, 9)  # of twelve; the default too: 2, L // 2, L - 3
 METHOD, DRAFT = eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.Draft(steps=4)
 
 
-@dataclass(frozen=True)
-class SmallDraft:
-    """The files of a target and its draft, as a run leaves them."""
-
-    target: Path  # the manifest
-    raw: Path  # the manifest of the records that it knows
-    draft: Path
-    recipe: Path
-    vocabulary: Path | None
-
-    def lines(self, out: Path, *more: str) -> list[Line]:
-        """Return the lines of an evaluation: 10 prompts of 24 tokens and 10 of 300, 41 tokens after each."""
-        tasks = {f"of-{tokens}": {"data": "raw", "context": [tokens, tokens]} for tokens in (24, 300)}
-        settings = {"prompts": 10, "new_tokens": 40, "temperatures": [0], "shapes": [CHAIN], "repeats": 1, "seed": 0}
-        arguments = ["--settings", json.dumps(settings | {"tasks": tasks}), "--target", str(self.target)]
-        arguments += ["--raw", f"raw={self.raw}", "--drafter", "final", "--draft", str(self.draft)]
-        arguments += ["--recipe", str(self.recipe), "--out", str(out), *more]
-        arguments += [] if self.vocabulary is None else ["--vocabulary", str(self.vocabulary)]
-        verb.evaluate(verb.read_arguments(arguments))
-        return list(jsonl.read(out))
-
-
-def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDraft:
+def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> Measured:
     """Train both below `root`."""
     raw = _write_raw(root / "raw")
     target = root / "model/target_manifest.json"
@@ -79,7 +54,7 @@ def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> SmallDr
     OmegaConf.set_readonly(recipe, False)
     recipe.method, recipe.draft = OmegaConf.structured(METHOD), OmegaConf.structured(DRAFT)
     recipe.model = OmegaConf.structured(Model("small", "build", "qwen2"))
-    made = SmallDraft(target, raw, root / "draft", root / "recipe.yaml", vocabulary)
+    made = Measured(target, root / "draft", root / "recipe.yaml", raw, vocabulary)
     write_text(made.recipe, to_yaml(recipe))
     _train_draft(made, recipe, PackedRows(packed), draft_steps)
     return made
@@ -97,7 +72,7 @@ def _write_raw(folder: Path) -> Path:
     return folder / "manifest.json"
 
 
-def _train_draft(made: SmallDraft, recipe: Any, rows: PackedRows, steps: int) -> None:
+def _train_draft(made: Measured, recipe: Any, rows: PackedRows, steps: int) -> None:
     """Train the draft by AdamW, four rows a step, and write its folder."""
     vocabulary = None if made.vocabulary is None else read_draft_vocabulary(made.vocabulary)
     path = read_json(made.target)["path"]

@@ -23,8 +23,7 @@ from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.vocabulary_tensors import vocabulary_tensors
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from tests.measure.demo_draft import CHAIN, ROOT, RUN, Line, is_as_ours, shares
-from tests.measure.small_draft import SmallDraft
+from tests.measure.demo_draft import ROOT, RUN, Line, Measured, assert_as_ours, is_as_ours, is_seen
 from tests.measure.spoilt_gguf import relative_tokens, write_spoilt
 
 ENGINES = ("vllm", "llama.cpp")
@@ -37,13 +36,13 @@ pytestmark = [pytest.mark.serve, pytest.mark.skipif(not NEEDED.is_file(), reason
 
 
 @pytest.fixture(scope="module")
-def whole() -> SmallDraft:
+def whole() -> Measured:
     """As trained: no window, the target's head."""
-    files = (ROOT / "models/demo/target_manifest.json", ROOT / "data/raw/stdlib/manifest.json", STAGE / "draft")
-    return SmallDraft(*files, STAGE / "recipe.yaml", None)
+    target, raw = ROOT / "models/demo/target_manifest.json", ROOT / "data/raw/stdlib/manifest.json"
+    return Measured(target, STAGE / "draft", STAGE / "recipe.yaml", raw, None)
 
 
-def changed(whole: SmallDraft, folder: Path, tensors: dict[str, torch.Tensor], **method: Any) -> SmallDraft:
+def changed(whole: Measured, folder: Path, tensors: dict[str, torch.Tensor], **method: Any) -> Measured:
     """The same draft with other tensors and other keys of recipe.method."""
     recipe, path = load(whole.recipe, Recipe).copy(), str(ROOT / read_json(whole.target)["path"])
     OmegaConf.set_readonly(recipe, False)
@@ -62,7 +61,7 @@ def changed(whole: SmallDraft, folder: Path, tensors: dict[str, torch.Tensor], *
 
 
 @pytest.fixture(scope="module")
-def narrow(whole: SmallDraft, tmp_path_factory: pytest.TempPathFactory) -> SmallDraft:
+def narrow(whole: Measured, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     """A window, and a head of its own for some tokens."""
     return changed(whole, tmp_path_factory.mktemp("narrow"), {}, vocabulary=PROPOSED, sliding_window=WINDOW)
 
@@ -72,7 +71,7 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """The lines of a draft by an engine, None for our own, measured once."""
 
     @cache
-    def measured(draft: SmallDraft, engine: str | None) -> list[Line]:
+    def measured(draft: Measured, engine: str | None) -> list[Line]:
         out = tmp_path_factory.mktemp("lines") / "lines.jsonl"
         return draft.lines(out, *(options(engine) if engine else ()))
 
@@ -88,29 +87,11 @@ def options(engine: str) -> list[str]:
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("variant", ["whole", "narrow"])
 def test_text_and_acceptance_are_ours(lines: Any, request: pytest.FixtureRequest, variant: str, engine: str) -> None:
-    """Text equal to the engine's own without the draft, float32, greedy; each position's share within 2 % of ours."""
     draft = request.getfixturevalue(variant)
-    theirs, ours = lines(draft, engine), lines(draft, None)
-    assert {line["engine"] for line in theirs} == {engine}
-    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
-    assert sum(line["tokens_compared"] for line in theirs) >= 20 * 30
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
-    print(f"{variant}, {engine}: shares of the rounds that kept a draft by position {shares(theirs)}, ours {shares(ours)}")
-    kept = sum(sum(line["accepted"]) for line in theirs)
-    assert 100 < kept < 0.9 * CHAIN * sum(line["rounds"] for line in theirs)  # an untrained draft keeps none
-    assert is_as_ours([line["accepted"] for line in theirs], ours)
-    assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
+    assert_as_ours(lines(draft, engine), lines(draft, None), engine, 20 * 30)
 
 
-def is_seen(theirs: list[Line], ours: list[Line]) -> bool:
-    """Whether drafts differ; the text is the engine's own all the same. The rounds show what the shares by position hide."""
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    print(f"{shares(theirs)}, ours {shares(ours)}")
-    return not is_as_ours([line["accepted"] for line in theirs], ours)
-
-
-def test_another_layer_is_seen(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
+def test_another_layer_is_seen(whole: Measured, lines: Any, tmp_path: Path) -> None:
     """The output of the target's last layer, at which llama.cpp ends."""
     shutil.copytree(whole.draft, tmp_path / "draft")
     config = read_json(tmp_path / "draft/config.json")
@@ -120,7 +101,7 @@ def test_another_layer_is_seen(whole: SmallDraft, lines: Any, tmp_path: Path) ->
     assert is_seen(whole.lines(tmp_path / "theirs.jsonl", *options("vllm"), *given), lines(whole, None))
 
 
-def test_relative_tokens_are_seen(narrow: SmallDraft, lines: Any, tmp_path: Path) -> None:
+def test_relative_tokens_are_seen(narrow: Measured, lines: Any, tmp_path: Path) -> None:
     """Of the draft vocabulary, in a GGUF file."""
     write_spoilt(narrow.draft, tmp_path / "draft.gguf", CONTEXT, relative_tokens)
     given = ["--served-draft", str(tmp_path / "draft.gguf")]
@@ -129,7 +110,7 @@ def test_relative_tokens_are_seen(narrow: SmallDraft, lines: Any, tmp_path: Path
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_block_one_position_further_is_seen(
-    whole: SmallDraft, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+    whole: Measured, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """Of ours, since no file says positions."""
     rope = DFlashDrafter._rope
@@ -142,7 +123,7 @@ def test_a_block_one_position_further_is_seen(
     assert is_seen(theirs, whole.lines(tmp_path / "ours.jsonl"))
 
 
-def test_vllm_norms_keys_of_several_norms_otherwise_on_a_cpu(whole: SmallDraft, lines: Any, tmp_path: Path) -> None:
+def test_vllm_norms_keys_of_several_norms_otherwise_on_a_cpu(whole: Measured, lines: Any, tmp_path: Path) -> None:
     """Which is why such drafts are refused there. This folder does not say that it is one."""
     name = "layers.{}.self_attn.k_norm.weight"
     other = load_file(whole.draft / "model.safetensors")[name.format(0)].flip(0)

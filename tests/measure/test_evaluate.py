@@ -206,20 +206,6 @@ def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatc
     assert "asked again for the same lines: they are measured anew" in capfd.readouterr().out
 
 
-def test_a_kill_loses_no_line_of_a_finished_evaluation(arguments: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    """Killed with all lines in its journal and the finished ones written, before the journal is removed."""
-    few = {"temperatures": [0], "shapes": [2], "prompts": 2}
-    one = list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", tasks={"file": TASKS["file"]}, **few))))
-    with monkeypatch.context() as patch:
-        patch.setattr(Journal, "remove", lambda journal: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            evaluate(arguments("lookup", "k.jsonl", **few))
-    both = list(jsonl.read(tmp_path / "k.jsonl"))
-    assert both[:2] == one
-    monkeypatch.setattr(measurer.Measurer, "measure", None)  # nothing is decoded
-    assert list(jsonl.read(evaluate(arguments("lookup", "k.jsonl", **few)))) == both
-
-
 def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: Corpus, tmp_path: Path) -> None:
     """What it drafts comes from these tokens, greedy text stays the target's own, and prompt lookup does not ask for it."""
     path, ids = tmp_path / "v.json", tuple(range(5, corpus.build.vocabulary, 7))
@@ -233,9 +219,6 @@ def test_a_glide_draft_proposes_from_a_vocabulary_alone(arguments: Any, corpus: 
     target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
     vocabulary = verb.read_vocabulary(options, target, recipe)
     assert verb.make_drafter(options, target, recipe, vocabulary, None).proposed == len(ids)
-    section = verb.tasks.parse(options.settings)
-    own, other = (verb.identity_of(options, target, section, each)["vocabulary"] for each in (vocabulary, None))
-    assert (own, other) == (DraftVocabulary(ids, corpus.build.vocabulary, "t", {}).hash, None)
     options.drafter = "lookup"
     assert verb.read_vocabulary(options, target, recipe) is None
 

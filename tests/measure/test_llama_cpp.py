@@ -13,51 +13,45 @@ from longspec.atomic_files import read_json
 from longspec.draft.layouts import write_layout
 from longspec.measure.served import RefusedError
 from longspec.target.layouts import write_target
-from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe, shares
+from tests.measure.demo_draft import (
+    CHAIN,
+    DRAFT,
+    NEEDED,
+    ROOT,
+    Line,
+    Measured,
+    acceptance,
+    assert_as_ours,
+    demo,
+    in_the_repository,
+    is_seen,
+    shares,
+)
 from tests.measure.spoilt_gguf import Read, Spoil, relative_tokens, write_spoilt
 
+__all__ = ["in_the_repository"]  # a fixture
 MISSING = [name for name in (".venv-serve/llama.cpp/.stamp", NEEDED) if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
 ENGINE = ["--engine", "llama.cpp", "--serve-python", str(ROOT / ".venv-serve/llama.cpp/bin/python")]
 WINDOW = 512
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _in_the_repository() -> Any:
-    """The manifests' paths are relative to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        yield
-
-
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measured() -> Measured:
     """20 prompts of 64 tokens and 20 of 440, which with their answers stay within the window."""
-    folder = tmp_path_factory.mktemp("llama.cpp")
-    return Measured(
-        ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), 20, folder / "ours.jsonl", contexts=[64, 440]
-    )
+    return demo(20, 64, 440)
 
 
 @pytest.fixture(scope="module")
-def ours(measured: Measured, _in_the_repository: Any) -> list[Line]:
-    return measured.lines()
+def ours(measured: Measured, in_the_repository: Any, tmp_path_factory: pytest.TempPathFactory) -> list[Line]:
+    return measured.lines(tmp_path_factory.mktemp("llama.cpp") / "ours.jsonl")
 
 
 def test_text_and_acceptance_in_llama_cpp_are_ours(measured: Measured, ours: list[Line], tmp_path: Path) -> None:
-    """Text equal to llama.cpp's own without the draft, float32, greedy; each position's share within 2 % of ours."""
-    measured.out = tmp_path / "theirs.jsonl"
-    theirs = measured.lines(*ENGINE)
-    assert {line["engine"] for line in theirs} == {"llama.cpp"}
-    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
+    theirs = measured.lines(tmp_path / "theirs.jsonl", *ENGINE)
     assert max(line["context_tokens"] + 64 + CHAIN for line in theirs) <= WINDOW
-    assert sum(line["tokens_compared"] for line in theirs) >= 40 * 60
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
-    print(f"shares of the rounds that kept a draft by position: {shares(theirs)}, ours {shares(ours)}")
     assert acceptance([line["accepted"] for line in theirs]) > 1.5  # an untrained draft's is 1.1
-    assert is_as_ours([line["accepted"] for line in theirs], ours)
-    assert shares(theirs) == pytest.approx(shares(ours), rel=0.02)
+    assert_as_ours(theirs, ours, "llama.cpp", 40 * 60)
 
 
 def not_permuted(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read]:
@@ -75,11 +69,8 @@ def not_permuted(keys: dict[str, Any], read: Read) -> tuple[dict[str, Any], Read
 def test_a_file_that_is_not_as_trained_is_seen(measured: Measured, ours: list[Line], tmp_path: Path, spoil: Spoil) -> None:
     """The text is llama.cpp's own all the same: acceptance alone shows it."""
     write_spoilt(DRAFT, tmp_path / "d.gguf", WINDOW, spoil)
-    measured.out = tmp_path / "theirs.jsonl"
-    theirs = measured.lines(*ENGINE, "--served-draft", str(tmp_path / "d.gguf"))
-    print(f"{spoil.__name__}: {shares(theirs)}, ours {shares(ours)}")
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    assert not is_as_ours([line["accepted"] for line in theirs], ours)
+    theirs = measured.lines(tmp_path / "theirs.jsonl", *ENGINE, "--served-draft", str(tmp_path / "d.gguf"))
+    assert is_seen(theirs, ours)
     assert shares(theirs) != pytest.approx(shares(ours), rel=0.02)
 
 
@@ -92,7 +83,7 @@ def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured,
     (tmp_path / "torn.gguf").write_bytes(content[: len(content) // 2])
     (tmp_path / "foreign.gguf").write_bytes(b"no GGUF at all")
     write_target(Path(read_json(measured.target)["path"]), "gguf", tmp_path / "target.gguf", "f32")
-    measured.out = tmp_path / "theirs.jsonl"
+    out = tmp_path / "theirs.jsonl"
     reasons = {
         "torn": r"does not load \S+target\.gguf and \S+torn\.gguf\b.*data is not within the file bounds, model is corrupted",
         "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf\b.*invalid magic characters: 'no G', expected 'GGUF'",
@@ -100,8 +91,8 @@ def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured,
     }
     for name, reason in reasons.items():
         with pytest.raises(RefusedError, match=rf"^evaluation\.engine: llama\.cpp: {reason}") as told:
-            measured.lines(*ENGINE, "--served-draft", str(tmp_path / f"{name}.gguf"))
+            measured.lines(out, *ENGINE, "--served-draft", str(tmp_path / f"{name}.gguf"))
         assert "\n" not in str(told.value)
-        assert not measured.out.exists()
+        assert not out.exists()
     journal = (tmp_path / "theirs.unfinished.jsonl").read_text().splitlines()
     assert len(journal) == 1 + 40, "the texts without a draft, which each try begins with"

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,21 @@ from longspec.cli import serve as serve_verb
 from longspec.config import yaml_files
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.measure import evaluate as verb
-from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, is_as_ours, last_recipe
+from tests.measure.demo_draft import (
+    DRAFT,
+    ROOT,
+    Line,
+    Measured,
+    acceptance,
+    demo,
+    in_the_repository,
+    is_as_ours,
+    is_seen,
+    last_recipe,
+)
 from tests.workflow.planning import copy_to
 
+__all__ = ["in_the_repository"]  # a fixture
 # `make test-serve` makes both, and says why where it cannot.
 NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
 MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
@@ -38,14 +51,6 @@ EVALUATION = """evaluation:
   shapes: [3]
   tasks: {of-64: {data: stdlib, context: [64, 64]}}
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _in_the_repository() -> Any:
-    """The manifests' paths are relative to it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(ROOT)
-        yield
 
 
 def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
@@ -93,7 +98,8 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     window = f"sliding_window: {read_json(DRAFT / 'config.json')['sliding_window']}"
     assert window in recipe
     write_text(folder / "recipe.yaml", recipe.replace(window, f"sliding_window: {WINDOW}"))
-    return Measured(folder / "target_manifest.json", folder / "draft", folder / "recipe.yaml", 20, folder / "ours.jsonl")
+    files = {"target": folder / "target_manifest.json", "draft": folder / "draft", "recipe": folder / "recipe.yaml"}
+    return replace(demo(20, 64), **files)
 
 
 def edit(path: Path, change: Callable[[Line], None]) -> None:
@@ -105,26 +111,24 @@ def edit(path: Path, change: Callable[[Line], None]) -> None:
 
 def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(small: Measured) -> None:
     """Evaluated by both engines; a draft whose window is one token off is seen."""
-    ours = small.lines()
+    ours = small.lines(small.draft.with_name("ours.jsonl"))
     shifted = small.draft.with_name("shifted")
     shutil.copytree(small.draft, shifted)
     edit(shifted / "config.json", lambda config: config.update(sliding_window=WINDOW + 1))
     for folder in (small.draft, shifted):
-        small.out = small.out.with_name(f"{folder.name}.jsonl")
-        theirs = small.lines("--engine", "vllm", "--serve-python", str(PYTHON), "--served-draft", str(folder))
-        assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-        assert is_as_ours([line["accepted"] for line in theirs], ours) == (folder == small.draft)
+        options = ("--engine", "vllm", "--serve-python", str(PYTHON), "--served-draft", str(folder))
+        theirs = small.lines(folder.with_name(f"{folder.name}.jsonl"), *options)
+        assert is_seen(theirs, ours) == (folder == shifted)
 
 
 def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`longspec serve`: ten prompts of the run's own tasks, asked over HTTP and read off the server's counters."""
     tasks = yaml_files.read(ROOT / "config/run/demo-eagle3.yaml")["evaluation"]["tasks"]
-    measured = Measured(ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), 4, tmp_path / "ours.jsonl")
-    options = measured.options()
+    options = demo(4, 64).options(out := tmp_path / "ours.jsonl")
     options.settings |= {"tasks": tasks, "new_tokens": 24, "shapes": [4]}
     options.raw = [(name, Path(f"data/raw/{name}/manifest.json")) for name in ("stdlib", "stdlib-long", "puzzles")]
     verb.evaluate(options)
-    kept = {(line["task"], line["prompt"]): line["accepted"] for line in jsonl.read(measured.out)}
+    kept = {(line["task"], line["prompt"]): line["accepted"] for line in jsonl.read(out)}
     seen: list[list[int]] = []
 
     def shown(served: list[int], _: Any, prompts: list[Any]) -> bool:

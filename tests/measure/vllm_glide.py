@@ -91,7 +91,7 @@ def set_wrong(llm: Any, fault: str, own_expand: Any) -> Any:
     """Set one thing wrong in a running engine; returns how to set it right again."""
     if not fault:
         return lambda: None
-    from longspec_vllm import clipped, glide
+    from longspec_vllm import clipped
     from vllm.v1.sample import rejection_sampler
 
     if fault == "vLLM's own sampling":
@@ -112,20 +112,6 @@ def set_wrong(llm: Any, fault: str, own_expand: Any) -> Any:
         builder = next(group for group in runner.drafter.draft_attn_groups if "Windowed" in group.backend.__name__)
         builder.get_metadata_builder().window_size = -1
         return lambda: setattr(impl, "sliding_window", right_window)
-    if fault == "position+1":
-        forward = glide.GlideForCausalLM.forward
-
-        def shifted(model: Any, input_ids: Any, positions: Any, *args: Any, **kwargs: Any) -> Any:
-            return forward(model, input_ids, positions + 1, *args, **kwargs)
-
-        glide.GlideForCausalLM.forward = shifted
-        return lambda: setattr(glide.GlideForCausalLM, "forward", forward)
-    if fault == "another layer":
-        layer = model.cross_attn.attn
-        right_cache = layer.kv_cache
-        context = runner.compilation_config.static_forward_context
-        layer.kv_cache = next(iter(context.values())).kv_cache
-        return lambda: setattr(layer, "kv_cache", right_cache)
     raise ValueError(fault)
 
 

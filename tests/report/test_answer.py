@@ -9,7 +9,7 @@ import pytest
 
 from longspec import methods
 from longspec.config import compose
-from longspec.report.answer import judged, verdict
+from longspec.report.answer import verdict
 from longspec.report.inputs import Stage
 from longspec.report.plots import curves, loss_unit
 from tests.report.test_numbers import report
@@ -36,13 +36,6 @@ def between(difference: float | None, low: float | None, high: float | None) -> 
 )
 def test_a_verdict_is_of_the_whole_interval(found: dict[str, Any], told: str) -> None:
     assert verdict(found) == told
-
-
-def test_a_worse_draft_turns_the_answer_round() -> None:
-    row = judged(between(-0.2, -0.3, -0.1), "a", "b")
-    assert row == {"verdict": "no", "better": "a", "worse": "b", "by": 0.2, "low": 0.1, "high": 0.3}
-    row = judged(between(-0.2, -0.5, 0.1), "a", "b")
-    assert row == {"verdict": "undecided", "better": None, "worse": None, "by": -0.2, "low": -0.5, "high": 0.1}
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -163,12 +163,3 @@ def test_an_engines_own_fault_stands_in_its_row_and_leaves_the_others_figures(
         gates.check(tmp_path / "serves.json", tmp_path / "gates.json")
     what = "failed" if failed else "not judged"
     assert f"base: llama.cpp: measurement: {what}, aborts: a <b> is null" in capsys.readouterr().out
-
-
-def test_measurements_of_other_prompts_are_refused(tmp_path: Path) -> None:
-    """And those of another engine than the file says, by lines.read."""
-    standings = write_variant_of(tmp_path / "base")
-    write_lines(tmp_path / "base/serves/vllm.jsonl", OURS[:-1], engine="vllm")
-    with pytest.raises(SystemExit):
-        page_of(tmp_path, standings)
-    assert not (tmp_path / "serves.html").exists()

@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("draft", type=Path, help="a draft's folder, such as results/demo/sinkpi-slicing/final_draft")
     parser.add_argument("question", nargs="?", help="left out: the first held-out record of the draft's data")
     parser.add_argument("--target", help="its folder; left out: the one that the draft was trained for")
-    parser.add_argument("--new-tokens", type=int, default=128, help="default: 128")
+    parser.add_argument("--new-tokens", type=shown.at_least(1), default=128, help="default: 128")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -99,8 +99,6 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(
             f"{options.draft}: is no draft's folder: it has no config.json; give results/<run>/<variant>/final_draft"
         )
-    if options.new_tokens < 1:
-        raise ValueError(f"--new-tokens: must be 1 or more, is {options.new_tokens}")
     path = target_of(options.draft, options.target)
     text, is_question = (options.question, True) if options.question else asked_of(options.draft)
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)

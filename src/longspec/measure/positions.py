@@ -71,14 +71,8 @@ def _row(title: str, what: str, figure: str, before: Row | None, after: Row | No
     """Return one comparison; apart: the engine's figure less ours, None where one of them has no round."""
     row: Row = {"gate": title, "task": None, "what": what, "figure": figure, "limit": LESS, "before": before, "after": after}
     if before is None or after is None or apart is None:
-        missing = "ours" if before is None else title
-        return row | {
-            "before": None,
-            "lost": None,
-            "difference": apart,
-            "passed": None,
-            "why": f"no round of {missing} came so far",
-        }
+        why = f"no round of {'ours' if before is None else title} came so far"
+        return row | {"before": None, "lost": None, "difference": apart, "passed": None, "why": why}
     row |= {"lost": 1 - after["mean"] / before["mean"] if before["mean"] else 0.0, "difference": apart, "why": ""}
     if apart["high"] is None:
         records = apart["documents"]

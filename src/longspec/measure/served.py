@@ -60,7 +60,7 @@ def _environment() -> Iterator[dict[str, str]]:
 
 
 def _program(engine: Engine) -> list[str]:
-    return ["-m", f"longspec.measure.engines.{engine.module}"]
+    return ["-m", f"longspec.measure.engines.{engine.name.replace('.', '_')}"]
 
 
 def versions(engine: Engine, python: str) -> dict[str, str]:

@@ -171,7 +171,7 @@ def _check_engine(section: Settings, engine: Engine) -> None:
     """Raise ValueError, with the key, for what this engine cannot do."""
     instead = f"or evaluation.engine: {OURS}"
     for setting in section.settings:
-        if not isinstance(setting.shape, int) and not engine.trees:
+        if not isinstance(setting.shape, int):
             shape = f"evaluation.shapes: {shape_name(setting.shape)}"
             raise ValueError(f"{shape}: {engine.title} drafts chains alone; give a number of tokens, {instead}")
         if setting.temperature and not engine.samples:

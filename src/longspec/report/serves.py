@@ -34,14 +34,6 @@ COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(
 )
 
 
-def trained(folder: Path) -> tuple[str, Stage]:
-    """Return the method of a variant's draft and the stage that is published."""
-    provenance = read_provenance(folder)
-    name = provenance.get(FINAL, {"stage": provenance["order"][-1]})["stage"]
-    stage = read_stage(folder / name)
-    return str(stage.recipe.method.name), stage
-
-
 def training_row(stage: Stage, places: int) -> Row | None:
     """Return a stage's last estimate on held-out rows, of so many positions at most; None where none was made."""
     found = next((row for row in reversed(stage.metrics) if row.get("held_out")), None)
@@ -94,9 +86,10 @@ def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
     faults = {name: fault for name, path in measured.items() if (fault := fault_in(path)) is not None}
     found = {name: read(path, parse(standings[name]["section"])) for name, path in measured.items() if name not in faults}
     ours = found.pop(OURS)
-    method, stage = trained(folder)
+    provenance = read_provenance(folder)
+    stage = read_stage(folder / provenance.get(FINAL, {"stage": provenance["order"][-1]})["stage"])
     return {
-        "method": method,
+        "method": str(stage.recipe.method.name),
         "stage": stage.name,
         "chain": positions.depth(ours),
         "training": training_row(stage, positions.depth(ours)),

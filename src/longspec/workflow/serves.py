@@ -85,9 +85,8 @@ class ServesPlan:
         loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]
         if engine not in loading:
             names = " and ".join(each.title for each in loading)
-            command = (
-                f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {self._draft(run, variant)}"
-            )
+            draft = paths.FINAL_DRAFT.format(run=run, variant=variant)
+            command = f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {draft}"
             return Standing(None, f"loads no {recipe.method.name} drafts{f'; {names} does' * bool(loading)}: `{command}`")
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
@@ -106,9 +105,6 @@ class ServesPlan:
         own = {"engine": engine.name} | ({"serve_python": given} if given else {})
         tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
         return Standing(section | own | {"tasks": tasks}, left_out=left_out)
-
-    def _draft(self, run: str, variant: str) -> str:
-        return paths.FINAL_DRAFT.format(run=run, variant=variant)
 
 
 def longest_text(task: Task) -> int:

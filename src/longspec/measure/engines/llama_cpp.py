@@ -104,10 +104,12 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     others = [_streamed(engine, body)[1] for _ in range(repeats - 1)]
     text, likeliest = seen, list[dict[str, Any]]()
     if request.best or len(seen) < events[-1].tokens:  # the stream leaves out tokens that end within a character
-        whole = _post(engine, body | ({"n_probs": request.best} if request.best else {}))
+        with _asked(engine, "POST", "/completion", body | ({"n_probs": request.best} if request.best else {})) as reply:
+            whole = json.loads(reply.read())
         text, likeliest = whole["tokens"], whole.get("completion_probabilities", [])
-        if left := list(_not_in(text, seen)):
-            raise ValueError(f"{request.id}: llama.cpp's text lacks {left} when it is asked again; {INSTALL}")
+        behind = iter(text)
+        if lost := [token for token in seen if token not in behind]:  # each is looked for behind the one before
+            raise ValueError(f"{request.id}: llama.cpp's text lacks {lost} when it is asked again; {INSTALL}")
     kept = rounds_of(events, engine.tokens, counted)
     ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
     length = next(ends, min(len(text), request.max_tokens))
@@ -118,12 +120,6 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
         seconds=[next(event.seconds for event in each if event.tokens >= length) for each in (events, *others)],
         best=list(_best(text[:length], likeliest)) if request.best else [],
     )
-
-
-def _not_in(text: list[int], seen: list[int]) -> Iterator[int]:
-    """Yield what is not in a text behind all that was seen before it."""
-    left = iter(text)
-    return (token for token in seen if token not in left)
 
 
 def rounds_of(events: list[Event], chain: int, counted: list[int]) -> list[int]:
@@ -195,12 +191,6 @@ def _streamed(engine: Engine, body: dict[str, Any]) -> tuple[list[int], list[Eve
                 drafts = (times.get("draft_n", 0), times.get("draft_n_accepted", 0))
                 events.append(Event(times["predicted_n"], *drafts, times["predicted_ms"] / 1000))
     return tokens, events
-
-
-def _post(engine: Engine, body: dict[str, Any]) -> dict[str, Any]:
-    with _asked(engine, "POST", "/completion", body) as reply:
-        found: dict[str, Any] = json.loads(reply.read())
-    return found
 
 
 def _asked(engine: Engine, verb: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:

@@ -123,11 +123,9 @@ def rounds_within(sizes: list[int], length: int) -> list[int]:
 
     Raises ValueError for steps that are not these.
     """
-    reached = (number for number in range(1, len(sizes) + 1) if sum(sizes[:number]) >= length)
-    number = next(reached, None)
-    if number is None or sizes[0] != 1:
+    if sum(sizes) < length or sizes[0] != 1:
         raise ValueError(f"OpenVINO names steps of {sizes} tokens for a text of {length}; {INSTALL}")
-    return sizes[:number]
+    return [size for number, size in enumerate(sizes) if sum(sizes[:number]) < length]
 
 
 def _settings(engine: Engine, request: Request) -> Any:
