@@ -18,7 +18,6 @@ from longspec.decode.texts import Stops, Texts
 from longspec.engines import ENGINES, LLAMA_CPP, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
-from longspec.measure.engine_files import Loaded
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, fault_in, judge
@@ -105,7 +104,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer(ENGINE, "", target, Loaded("target", "ngram", None), 1, Words(), [0], 0)
+    return ServedMeasurer(ENGINE, "", target, {}, 1, Words(), [0], 0)
 
 
 class Words:

@@ -37,10 +37,12 @@ def by_drafter(numbers: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["drafter"]: row for row in numbers["between_variants"] if row["task"] is None}
 
 
-def test_the_difference_is_paired_and_the_page_tells_it(tmp_path: Path) -> None:
+def test_the_difference_is_paired_and_the_first_card_is_the_answer(tmp_path: Path) -> None:
+    """Run b keeps 19 tokens in 11 rounds, run a in 8; a is 3 / 2 times as fast as plain decoding, b 3 / 4 times."""
     arguments = write_runs(tmp_path)
-    recipe = tmp_path / "b/base/long/recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("window: 512", "window: 256"))
+    for stage in ("base", "long"):
+        recipe = tmp_path / f"b/base/{stage}/recipe.yaml"
+        recipe.write_text(recipe.read_text().replace("window: 512", "window: 256"))
     told = read_json(tmp_path / "b/base/final_draft/provenance.json")
     told["stages"]["long"]["training_seconds"] = 61.0
     write_json(tmp_path / "b/base/final_draft/provenance.json", told | {"git_commit": "<script>1</script>"})
@@ -57,10 +59,28 @@ def test_the_difference_is_paired_and_the_page_tells_it(tmp_path: Path) -> None:
     assert [rows["long"][key] for key in ("difference", "low", "high")] == [0.0, 0.0, 0.0]
     assert {run: numbers["speed"][f"{run}/base"]["longcot"]["speed_up"]["mean"] for run in "ab"} == {"a": 1.5, "b": 0.75}
     differing = {row["key"]: (row["old"], row["new"]) for row in numbers["told_differently"]}
-    assert differing == {"long.draft.window": (512, 256), "git_commit": ("0f" * 20, "<script>1</script>")}
-    _, _, text = read_page(tmp_path)
+    windows = dict.fromkeys(("base.draft.window", "long.draft.window"), (512, 256))
+    assert differing == windows | {"git_commit": ("0f" * 20, "<script>1</script>")}
+    (row,) = numbers["answers"]
+    found, speed = row["acceptance"], row["speed_up"]
+    assert (row["variant"], row["before"], row["tasks"]) == ("b/base", "a/base", {"short": found})
+    assert (found["verdict"], found["better"], found["worse"]) == ("no", "a/base", "b/base")
+    assert found["by"] == pytest.approx(19 / 8 - 19 / 11)
+    assert 0 < found["low"] < found["by"] < found["high"] < 1.5
+    assert (speed["better"], speed["verdict"]) == ("a/base", "no")
+    assert [speed[key] for key in ("by", "low", "high")] == pytest.approx([0.75] * 3)
+    assert row["differs"][0] == {"key": "draft.window", "old": 512, "new": 256, "stages": ["base", "long"]}
+    parser, source, text = read_page(tmp_path)
     assert "b/base a/base final draft all −0.648" in text
     assert "b/base a/base long.draft.window 512 256" in text
+    cards = [attributes.get("class") for tag, attributes in parser.elements if tag == "section"]
+    assert cards == ["card answer", "card", "card"]
+    card = text[text.index("b/base against a/base") : text.index("a/base, final draft (after longcot)")]
+    assert "a/base is better, +0.648 tokens a round" in card
+    assert "(b/base 1.73, a/base 2.38)" in card
+    assert "a/base is faster, +0.750 (+0.750 to +0.750) (b/base 0.75×, a/base 1.50×)" in card
+    assert "draft.window 512 → 256 (base, long)" in card
+    assert 'class="no"' not in source[source.index("card answer") : source.index('<section class="card">')]
 
 
 def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:

@@ -40,9 +40,9 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
     assert "imported" in plan.drafters
     assert plan.drafter_recipe(*asked, "imported") == f"{P}/base/recipe.yaml"
     assert plan.previous_weights("demo", "sinkpi-slicing", "base") == plan.imported_config("demo", "sinkpi-slicing") == []
-    for config in plan.configs_of("demo-eagle3", None):
-        assert f"init: {HUB}\n" in to_yaml(config.recipe)
-    assert all("init" not in to_yaml(config.recipe) for config in plan.configs_of("demo", None))
+    for stage in plan.stages_of("demo-eagle3", None):
+        assert f"init: {HUB}\n" in to_yaml(plan.configs[stage].recipe)
+    assert all("init" not in to_yaml(plan.configs[stage].recipe) for stage in plan.stages_of("demo", None))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """Give an engine a target and a drafter: the folders as they are, or files in its layouts for as long as it runs."""
 
+from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -33,44 +33,23 @@ def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     return SimpleNamespace(path=path, config=config, generation_config=told, dtype=dtype, device=device)
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """Name what an engine loads: a target, and a kind of draft by the engine's name of it, with its weights if it has any.
-
-    scratch: a folder in which an engine keeps what it makes of them.
-    """
-
-    model: str
-    kind: str
-    draft: str | None
-    scratch: str = ""
-
-
 @contextmanager
 def loaded(
-    engine: Engine,
-    drafter: str,
-    folder: Path | None,
-    target: Any,
-    recipe: Any,
-    vocabulary: DraftVocabulary | None,
-    context: int,
-    given: tuple[Path | None, Path | None],
-) -> Iterator[Loaded]:
-    """Yield what an engine loads of a drafter and its target; what was written for it alone is gone behind the block.
+    engine: Engine, options: Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, context: int
+) -> Iterator[dict[str, str | None]]:
+    """Yield the fields of a Job that name what an engine loads; what was written for it alone is gone behind the block.
 
-    folder: a stage's draft; context: tokens of the longest text with its drafts; given: a user's own target and draft in the
-    engine's layouts, in place of those that would be written. Raises ValueError where the draft is damaged or not of this
-    recipe and target, of which engines ask little, and for what the engine cannot represent.
+    options: of evaluate, with the drafter, and a user's own target and draft in the engine's layouts in place of those that
+    would be written; context: tokens of the longest text with its drafts. Raises ValueError where the draft is damaged or not
+    of this recipe and target, of which engines ask little, and for what the engine cannot represent.
     """
-    own_target, own_draft = given
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
-        if drafter != LOOKUP:
+        if options.drafter != LOOKUP:
             served = methods.served(recipe.method.name, engine.name)
-            kind, draft = served.kind, _checked(drafter, folder, Path(place), target, recipe, vocabulary)
-            if own_draft is not None and drafter != UNTRAINED:
-                draft = own_draft
+            kind, draft = served.kind, _checked(options, Path(place), target, recipe, vocabulary)
+            if options.served_draft is not None and options.drafter != UNTRAINED:
+                draft = options.served_draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
                 if hasattr(layouts_of(recipe.method.name)[served.layout], "write"):  # the weights are written anew
@@ -79,23 +58,20 @@ def loaded(
                     write_layout(draft, served.layout, out)
                 draft = out
         model = target.path
-        if own_target is not None:
-            model = str(own_target)
+        if options.served_target is not None:
+            model = str(options.served_target)
         elif engine.target_layout is not None:
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
-        yield Loaded(model, kind, None if draft is None else str(draft), place)
+        yield {"model": model, "method": kind, "draft": None if draft is None else str(draft), "scratch": place}
 
 
-def _checked(
-    drafter: str, folder: Path | None, place: Path, target: Any, recipe: Any, vocabulary: DraftVocabulary | None
-) -> Path:
+def _checked(options: Namespace, place: Path, target: Any, recipe: Any, vocabulary: DraftVocabulary | None) -> Path:
     """Return the folder of a stage's draft, if it fits recipe and target, or of one of fresh weights in `place`."""
     method, settings = method_of(recipe, vocabulary)
-    if drafter != UNTRAINED:
-        assert folder is not None
-        method.load(method.layer(target.config, settings), folder, target.config, settings)
-        return folder
+    if options.drafter != UNTRAINED:
+        method.load(method.layer(target.config, settings), options.draft, target.config, settings)
+        return Path(options.draft)
     # The target that lends it norm and head is gone from memory afterwards: the engine loads its own.
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)

@@ -195,8 +195,7 @@ def measurer_of(
     engine = section.served_by
     if options.drafter != LOOKUP:
         methods.check_chain(recipe, max(each.depth for each in section.settings))
-    given = options.served_target, options.served_draft
-    with engine_files.loaded(engine, options.drafter, options.draft, target, recipe, vocabulary, context, given) as files:
+    with engine_files.loaded(engine, options, target, recipe, vocabulary, context) as files:
         python, repeats = section.interpreter(engine), section.repeats
         yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
 

@@ -28,7 +28,6 @@ from longspec.distributed import die_with_parent
 from longspec.engines import Engine
 from longspec.families import position_limit
 from longspec.journal import Journal
-from longspec.measure.engine_files import Loaded
 from longspec.measure.engines.protocol import REFUSED, Answer, Job, Request
 from longspec.measure.lines import Gap, Line, Work, key_of, key_text, verdict_of
 from longspec.measure.measurer import line_of
@@ -106,14 +105,14 @@ def refusal(engine: Engine, told: str | None, code: int, printed: str) -> str | 
 class ServedMeasurer:
     """Measures a served drafter: has an engine answer requests by it, and without.
 
-    python: the interpreter of its environment; repeats: how often each request is decoded; eos: tokens that end a text;
-    seed: of all draws.
+    python: the interpreter of its environment; files: fields of a Job, as engine_files yields them; repeats: how often each
+    request is decoded; eos: tokens that end a text; seed: of all draws.
     """
 
     engine: Engine
     python: str
     target: Any
-    files: Loaded
+    files: dict[str, Any]
     repeats: int
     tokenizer: Any
     eos: list[int]
@@ -127,15 +126,12 @@ class ServedMeasurer:
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
-            model=self.files.model,
-            method=None if tokens is None else self.files.kind,
-            draft=None if tokens is None else self.files.draft,
+            **self.files | ({"method": None, "draft": None} if tokens is None else {}),
             tokens=tokens or 0,
             dtype=str(self.target.dtype).removeprefix("torch."),
             positions=min(position_limit(self.target.config), longest + ROOM),
             repeats=self.repeats,
             requests=requests,
-            scratch=self.files.scratch,
         )
         with _environment() as environment:
             path = Path(environment["PYTHONPATH"]) / "job.json"

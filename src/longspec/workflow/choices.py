@@ -100,9 +100,6 @@ class Choices:
         variants = self.variants[run] if variant is None else [variant]
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
-    def configs_of(self, run: str, variant: str | None) -> list[Any]:
-        return [self.configs[stage] for stage in self.stages_of(run, variant)]
-
     @property
     def beginnings(self) -> list[str]:
         """Return where the drafts made elsewhere come from that runs begin with, each once."""
@@ -164,4 +161,4 @@ class Choices:
         return {name for config in self.configs.values() for name in mix_of(config.recipe.data.name)} | set(phases)
 
     def trained_on_by(self, run: str) -> set[str]:
-        return {name for config in self.configs_of(run, None) for name in mix_of(config.recipe.data.name)}
+        return {name for stage in self.stages_of(run, None) for name in mix_of(self.configs[stage].recipe.data.name)}
