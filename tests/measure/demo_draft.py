@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def in_the_repository() -> Any:
+def at_root() -> Any:
     """The manifests' paths are relative to it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -18,7 +18,7 @@ from torch import Tensor
 from longspec.atomic_files import read_json, write_json
 from longspec.draft.layouts import write_layout
 from longspec.measure.served import RefusedError
-from tests.measure.demo_draft import ROOT, Line, Measured, assert_as_ours, is_seen, shares
+from tests.measure.demo_draft import ROOT, Line, Measured, assert_as_ours, is_seen
 from tests.measure.small_draft import LAYERS, make
 
 STAMP = ".venv-serve/openvino/.stamp"
@@ -96,7 +96,6 @@ def test_a_draft_that_is_not_as_trained_is_seen(
     given = ["--served-target", str(converted / "target"), "--served-draft", str(converted / spoil.__name__)]
     theirs = small.lines(tmp_path / "theirs.jsonl", *ENGINE, *given)
     assert is_seen(theirs, ours)
-    assert shares(theirs) != pytest.approx(shares(ours), rel=0.02)
 
 
 def test_a_file_that_is_torn_or_foreign_ends_in_one_line(small: Measured, converted: Path, tmp_path: Path) -> None:

@@ -23,21 +23,10 @@ from longspec.cli import serve as serve_verb
 from longspec.config import yaml_files
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.measure import evaluate as verb
-from tests.measure.demo_draft import (
-    DRAFT,
-    ROOT,
-    Line,
-    Measured,
-    acceptance,
-    demo,
-    in_the_repository,
-    is_as_ours,
-    is_seen,
-    last_recipe,
-)
+from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, at_root, demo, is_as_ours, is_seen, last_recipe
 from tests.workflow.planning import copy_to
 
-__all__ = ["in_the_repository"]  # a fixture
+__all__ = ["at_root"]  # a fixture
 # `make test-serve` makes both, and says why where it cannot.
 NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
 MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]

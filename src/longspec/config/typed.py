@@ -75,8 +75,8 @@ def left_out(description: str, **more: Any) -> Any:
     return Field(None, description=description, **more)
 
 
-def words(*known: str) -> Words:
-    """Allow these texts alone."""
+def words(*known: str | bool) -> Words:
+    """Allow these values alone."""
     return Words(known)
 
 

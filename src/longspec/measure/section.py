@@ -4,21 +4,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from longspec.config.typed import (
-    Filled,
-    Flag,
-    Keys,
-    Name,
-    Seed,
-    Temperature,
-    Text,
-    Tokens,
-    Whole,
-    Words,
-    left_out,
-    means,
-    words,
-)
+from longspec.config.typed import Filled, Flag, Keys, Name, Seed, Temperature, Text, Tokens, Whole, left_out, means, words
 from longspec.decode.levels import DEEPEST, MOST_COPIED
 from longspec.engines import ENGINES, OURS
 
@@ -49,7 +35,7 @@ class TaskEntry(Keys):
     context: Annotated[list[Tokens], Field(min_length=2, max_length=2)] = left_out(
         "the shortest and the longest prompt in tokens, for instance [64, 448]"
     )
-    whole_questions: Annotated[bool | str, Words((True, False, AUTO))] = left_out(
+    whole_questions: Annotated[bool | str, words(True, False, AUTO)] = left_out(
         "whether prompts end where the target is asked to answer; auto: where the records are conversations"
     )
     preset: Text = left_out("a name in config/evaluation.yaml")
