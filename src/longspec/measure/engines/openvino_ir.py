@@ -20,9 +20,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
-
-from longspec.atomic_files import new_folder
 
 MODEL = "openvino_model.xml"
 LAYERS = "hidden_layers_list"
@@ -75,8 +74,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     model.set_rt_info(layers, [LAYERS])
     openvino.save_model(model, out / MODEL, compress_to_fp16=False)
     shutil.copyfile(plain / "config.json", out / "config.json")
-    del model  # its weights are those of the file
-    shutil.rmtree(plain)
+    del model  # its weights are those of the file, which is gone with the folder beside
 
 
 def _load_target(folder: Path) -> Any:
@@ -98,10 +96,13 @@ def make(target: Path, draft: Path | None, out: Path) -> None:
     work: dict[str, Callable[[Path], None]] = {"target": partial(convert_target, target)}
     if draft is not None:
         work["draft"] = partial(convert_draft, draft, target)
+    out.mkdir(parents=True, exist_ok=True)
     for name, convert in work.items():
         if not (out / name).exists():
-            with new_folder(out / name) as place:
-                convert(place)
+            with TemporaryDirectory(dir=out) as place:
+                (beside := Path(place) / name).mkdir()
+                convert(beside)
+                beside.rename(out / name)
 
 
 def main() -> None:
