@@ -3,7 +3,6 @@
 An engine is a module here, run as a program by the Python of its environment. Standard library alone, since both read this.
 """
 
-import argparse
 import json
 import os
 import sys
@@ -80,15 +79,11 @@ class Answer:
 def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
     """Print the versions of an engine's packages, or the answers to a job, and why it refuses it (ValueError) behind them.
 
-    packages: the first is the engine's own; answer: of what load has loaded, a request and a number of repeats. All that the
-    engine prints goes to the standard error: the standard output is for answers alone.
+    The command line is --versions or a job's file. packages: the first is the engine's own; answer: of what load has loaded, a
+    request and a number of repeats. All that the engine prints goes to the standard error: the standard output is for answers.
     """
-    parser = argparse.ArgumentParser(description="Decode the requests of a job; print a line of JSON for each answer.")
-    asked = parser.add_mutually_exclusive_group(required=True)
-    asked.add_argument("--versions", action="store_true", help="print the versions of the engine and of what it stands on")
-    asked.add_argument("job", nargs="?", type=Path, help="a job's file, as longspec.measure evaluate writes it")
-    options = parser.parse_args()
-    if options.versions:
+    (asked,) = sys.argv[1:]
+    if asked == "--versions":
         names = metadata.packages_distributions()
         if packages[0] not in names:
             sys.exit(f"{sys.executable}: {packages[0]} is not installed here")
@@ -96,7 +91,7 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
         return
     out = os.dup(1)
     os.dup2(2, 1)
-    job = read_job(options.job)
+    job = read_job(Path(asked))
     with os.fdopen(out, "w", encoding="utf-8") as answers:
         try:
             loaded = _loaded(load, job)
