@@ -48,6 +48,7 @@ use rule report as report_bench with:
         "timings/report_bench/{run}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
+    localrule: True
     params:
         settings=from_plan(partial(BENCH.evaluation_settings, drafter=WITH_LOOKUP)),
 

@@ -70,3 +70,4 @@ use rule check_gates as check_serves with:
         paths.SERVES_GATES,
     log:
         "logs/check_serves/{run}.log",
+    localrule: True
