@@ -35,7 +35,7 @@ def files_of(name: str, task: Benchmark) -> list[Path]:
 def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield every record of a file with its place; of a zip archive those of its file `member`.
 
-    Raises ValueError for a line that holds none, and for an archive without such a file.
+    Raises ValueError for a line that holds none, and for an archive that is damaged or has no such file.
     """
     with TemporaryDirectory() as folder:
         plain = path
@@ -45,6 +45,8 @@ def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, 
                     plain = Path(archive.extract(member, folder))
             except KeyError:
                 raise ValueError(f"{path}: has no file {member}; name one that it has as the task's `member`") from None
+            except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
+                raise ValueError(f"{path}: {member}: {error}; the archive is damaged: get it again") from error
         for item in source_files.read(plain, MAX_LINE_BYTES):
             told = f"{path}/{member}" if member else item.file
             if isinstance(item, Note):

@@ -85,7 +85,7 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
         if done.returncode < 0:
             sys.exit(f"error: the process that converts {target} was killed by signal {-done.returncode}")
         if done.returncode:
-            raise ValueError(f"evaluation.engine: openvino: {target} was not converted; the log says why")
+            raise ValueError(f"evaluation.engine: openvino: {target} was not converted")
     return (target if own_target else out / "target"), (draft if draft is None or own_draft else out / "draft")
 
 
