@@ -49,6 +49,7 @@ class TreeAcceptance:
 
     @property
     def expected_tokens(self) -> float:
+        """Return tokens a round."""
         return self.tokens / self.rounds
 
 

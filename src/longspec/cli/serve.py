@@ -45,6 +45,7 @@ Counts = list[int]  # rounds, and in how many of them the first, second, ... dra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `serve`."""
     parser.add_argument("run", help="a run: a name of config/run/, or a file")
     parser.add_argument("--variant", help="default: the run's first")
     parser.add_argument(

@@ -87,6 +87,7 @@ class Shown:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `try`."""
     parser.add_argument("draft", type=Path, help="a draft's folder, such as results/demo/sinkpi-slicing/final_draft")
     parser.add_argument("question", nargs="?", help="left out: the first held-out record of the draft's data")
     parser.add_argument("--target", help="its folder; left out: the one that the draft was trained for")

@@ -61,6 +61,7 @@ def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping
 
 
 def _key(record: Row, seed: int) -> str:
+    """Return a hash of a record's text or messages."""
     document = to_messages_or_text(record, unanswered=True)
     content = document.text if isinstance(document, Text) else document.messages
     return sha256_text(json.dumps([seed, content], sort_keys=True))
@@ -115,6 +116,7 @@ def best_of(found: Mapping[str, Row], against_last: Mapping[str, Row]) -> tuple[
 
 
 def main(arguments: list[str]) -> None:
+    """Choose; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure choose", description=__doc__)
     parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
     raw = "NAME=MANIFEST of the held-out records that prompts were drawn from"

@@ -97,6 +97,7 @@ def _context(final: str, measured: Evaluation, settings: Settings, limit: float)
 
 
 def told(row: Row) -> str:
+    """Return a gate's figures in one line."""
     name = f"{row['variant']}: {row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
     if row["passed"] is None or row["before"] is None:
         return f"{name}: {'not judged' if row['passed'] is None else 'failed'}, {row['why']}"
@@ -125,6 +126,7 @@ def check(report: Path, out: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
+    """Check the gates; a user's mistake is reported in one line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure gates", description=__doc__)
     parser.add_argument("--report", required=True, type=Path, help="a page's numbers, report.json or serves.json")
     parser.add_argument("--out", required=True, type=Path, help="the verdicts, written when no gate failed")

@@ -91,6 +91,7 @@ def key_of(prompt: Prompt, setting: Setting, *, drafted: bool = True) -> Line:
 
 
 def key_text(line: Line) -> str:
+    """Return the fields of KEY of a line as one text."""
     return json.dumps([line.get(name) for name in KEY])
 
 

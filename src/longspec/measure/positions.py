@@ -25,6 +25,7 @@ def on_tasks(found: Evaluation, tasks: Collection[str]) -> Evaluation:
 
 
 def depth(found: Evaluation) -> int:
+    """Return the number of drafted tokens of a round."""
     return len(found.main_lines[0]["positions"])
 
 

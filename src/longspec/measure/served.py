@@ -59,6 +59,7 @@ def _environment() -> Iterator[dict[str, str]]:
 
 
 def _program(engine: Engine) -> list[str]:
+    """Return the arguments by which a Python runs an engine."""
     return ["-m", f"longspec.measure.engines.{engine.name.replace('.', '_')}"]
 
 
@@ -181,6 +182,7 @@ class ServedMeasurer:
         return found
 
     def _plain(self, work: Work, journal: Journal) -> dict[str, Answer]:
+        """Return the texts without draft, by their keys."""
         known = {key_text(line): Answer(**line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
         keyed = {key_text(key_of(*item, drafted=False)): item for item in work.values()}
         missing = {key: item for key, item in keyed.items() if key not in known}

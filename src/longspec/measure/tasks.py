@@ -72,6 +72,7 @@ class HeldOut:
 
     @property
     def origin(self) -> str:
+        """Return the dataset that the prompts come from."""
         return self.data
 
 
@@ -90,6 +91,7 @@ class Benchmark:
 
     @property
     def origin(self) -> str:
+        """Return the files that the prompts come from."""
         return self.source if isinstance(self.source, str) else ", ".join(self.source)
 
 
@@ -195,6 +197,7 @@ def check_interpreter(python: str, engine: Engine) -> None:
 
 
 def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
+    """Return one task. Raises ValueError that names the key."""
     key = f"evaluation.tasks.{name}"
     if ("data" in settings) == ("source" in settings):
         raise ValueError(

@@ -27,6 +27,7 @@ class Stage:
 
     @property
     def data(self) -> str:
+        """Return its data in words."""
         return mix_told(self.recipe.data.name)
 
     @property
@@ -64,6 +65,7 @@ class Variant:
 
 
 def read_stage(folder: Path) -> Stage:
+    """Read recipe and metrics of a stage's folder."""
     metrics = list(jsonl.read(folder / "metrics.jsonl"))
     for row in metrics:
         for name in ("loss", "llm_loss"):

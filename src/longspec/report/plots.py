@@ -27,6 +27,7 @@ NAMES = {
 
 
 def drafter_name(drafter: str) -> str:
+    """Return how the page calls a drafter."""
     return NAMES.get(drafter, drafter)
 
 
@@ -141,6 +142,7 @@ def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def loss_unit(stage: Stage) -> str:
+    """Return what a stage's loss is counted in."""
     return "weighted loss" if methods.loss_weight(stage.recipe) is None else "loss, nats per token"
 
 

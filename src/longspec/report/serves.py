@@ -46,6 +46,7 @@ def training_row(stage: Stage, places: int) -> Row | None:
 
 
 def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
+    """Return what the page shows of one engine."""
     all_P = found.of_task(None)
     sums = {key: sum(line[key] for line in found.main_lines) for key in ("tokens_compared", "mismatches", "near_ties")}
     seconds = {key: float(found[key].sum()) for key in ("seconds_speculative", "seconds_plain")}
@@ -129,6 +130,7 @@ def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str,
 
 
 def render(numbers: Row) -> str:
+    """Return the whole page as HTML text."""
     figures = {
         name: [figure(f"{name}-{place}", held["training"], group) for place, group in enumerate(held["groups"])]
         for name, held in numbers["variants"].items()
@@ -140,6 +142,7 @@ def render(numbers: Row) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Read what was measured, and write the page and its numbers."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report.serves", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="NAME=FOLDER; repeat it")

@@ -35,6 +35,7 @@ class Choices:
 
     @property
     def runs(self) -> list[str]:
+        """Return the chosen runs."""
         return self.settings["runs"]
 
     @property
@@ -44,6 +45,7 @@ class Choices:
 
     @cached_property
     def stages(self) -> dict[str, list[str]]:
+        """Return the stages of each run, in order."""
         return {name: list(run.says.stages) for name, run in self.files.items()}
 
     @property
@@ -68,6 +70,7 @@ class Choices:
 
     @property
     def of_gguf(self) -> list[str]:
+        """Return the targets that are made of GGUF files."""
         return [name for name, config in self.models.items() if is_gguf(config.recipe.model.source)]
 
     @property
@@ -82,6 +85,7 @@ class Choices:
 
     @property
     def from_hub(self) -> list[str]:
+        """Return the datasets that are fetched."""
         return [name for name, entry in self.data.items() if is_hub(entry["source"])]
 
     def gates_of(self, run: str) -> dict[str, Any]:
@@ -89,6 +93,7 @@ class Choices:
         return self.settings["gates"] | self.files[run].says.gates
 
     def model_of(self, run: str) -> str:
+        """Return the name of a run's target."""
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
 
     def evaluation_data(self, run: str) -> list[str]:
@@ -161,4 +166,5 @@ class Choices:
         return {name for config in self.configs.values() for name in mix_of(config.recipe.data.name)} | set(phases)
 
     def trained_on_by(self, run: str) -> set[str]:
+        """Return the datasets that a run's stages train on."""
         return {name for stage in self.stages_of(run, None) for name in mix_of(self.configs[stage].recipe.data.name)}

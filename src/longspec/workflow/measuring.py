@@ -37,6 +37,7 @@ class MeasuringPlan(Choices):
         return json.dumps({key: value for key, value in section.items() if key not in left_out}, sort_keys=True)
 
     def gates(self, run: str) -> str:
+        """Return the gates of a run as canonical JSON."""
         return json.dumps(self.gates_of(run), sort_keys=True)
 
     def task_files(self, run: str) -> list[Any]:
@@ -94,9 +95,11 @@ class MeasuringPlan(Choices):
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def report_variants(self, run: str) -> list[str]:
+        """Return the folders a report reads, by variant."""
         return [f"--variant {variant}=results/{run}/{variant}" for variant in self.variants[run]]
 
     def final_drafts(self, run: str) -> list[str]:
+        """Return the final draft of every variant of a run."""
         folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants[run]]
         return [f"{folder}/provenance.json" for folder in folders]
 

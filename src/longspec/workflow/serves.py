@@ -49,6 +49,7 @@ class ServesPlan:
         return pages + [path for run in self.plan.runs for path in self.evaluations(run)]
 
     def evaluations(self, run: str) -> list[str]:
+        """Return the measurements that a run's page shows."""
         return [
             paths.SERVED.format(run=run, variant=variant, engine=engine)
             for variant in self.plan.variants[run]
@@ -108,5 +109,6 @@ class ServesPlan:
 
 
 def longest_text(task: Task) -> int:
+    """Return the most tokens of a task's prompt and its answer."""
     longest = task.context[1] if isinstance(task, HeldOut) else task.longest or ANY_LENGTH
     return longest + task.new_tokens

@@ -29,6 +29,7 @@ TASK = "text-generation-with-past"
 
 
 def is_converted(folder: Path) -> bool:
+    """Return whether a folder has a model in OpenVINO's format."""
     return (folder / MODEL).is_file()
 
 
@@ -106,6 +107,7 @@ def make(target: Path, draft: Path | None, out: Path) -> None:
 
 
 def main() -> None:
+    """Convert what the command line names."""
     parser = argparse.ArgumentParser(description="Write a target and its EAGLE-3 draft in OpenVINO's format.")
     parser.add_argument("target", type=Path, help="the target's folder")
     parser.add_argument("out", type=Path, help="the folder to make `target` and `draft` in")

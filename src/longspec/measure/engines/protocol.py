@@ -52,6 +52,7 @@ class Job:
 
     @property
     def files(self) -> str:
+        """Return the names of what is loaded, for errors."""
         return " and ".join(filter(None, (self.model, self.draft)))
 
 
