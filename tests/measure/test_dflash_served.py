@@ -23,7 +23,7 @@ from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.vocabulary_tensors import vocabulary_tensors
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from tests.measure.demo_draft import ROOT, RUN, Line, Measured, assert_as_ours, is_seen
+from tests.measure.demo_draft import ROOT, RUN, Line, Measured, assert_as_ours, is_as_ours, is_seen
 
 ENGINES = ("vllm", "llama.cpp")
 STAGE = ROOT / "results/demo-dflash/blocks/base"
@@ -112,3 +112,16 @@ def test_a_block_one_position_further_is_seen(
     theirs = lines(whole, engine)
     monkeypatch.setattr(DFlashDrafter, "_rope", further)
     assert is_seen(theirs, whole.lines(tmp_path / "ours.jsonl"))
+
+
+def test_vllm_norms_keys_of_several_norms_otherwise_on_a_cpu(whole: Measured, lines: Any, tmp_path: Path) -> None:
+    """Which is why such drafts are refused there. This folder does not say that it is one."""
+    name = "layers.{}.self_attn.k_norm.weight"
+    other = load_file(whole.draft / "model.safetensors")[name.format(0)].flip(0)
+    untied = changed(whole, tmp_path, {name.format(1): other}, tied_k_norm=False)
+    shutil.copytree(untied.draft, tmp_path / "silent")
+    config = read_json(untied.draft / "config.json")
+    write_json(tmp_path / "silent/config.json", config | {"settings": {}})
+    theirs = untied.lines(tmp_path / "theirs.jsonl", *options("vllm"), "--served-draft", str(tmp_path / "silent"))
+    assert is_seen(theirs, lines(untied, None))
+    assert is_as_ours([line["accepted"] for line in lines(untied, "llama.cpp")], lines(untied, None))

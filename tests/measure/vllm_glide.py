@@ -87,12 +87,17 @@ def shares_scales(llm: Any) -> bool:
     return cross._k_scale is of_target._k_scale is not own._k_scale and cross._v_scale is of_target._v_scale
 
 
-def set_wrong(llm: Any, fault: str) -> Any:
+def set_wrong(llm: Any, fault: str, own_expand: Any) -> Any:
     """Set one thing wrong in a running engine; returns how to set it right again."""
     if not fault:
         return lambda: None
     from longspec_vllm import clipped
+    from vllm.v1.sample import rejection_sampler
 
+    if fault == "vLLM's own sampling":
+        mended = rejection_sampler.expand_batch_to_tokens
+        rejection_sampler.expand_batch_to_tokens = own_expand
+        return lambda: setattr(rejection_sampler, "expand_batch_to_tokens", mended)
     runner = runner_of(llm)
     model = runner.drafter.model
     if fault in ("clip+1", "clip-1"):
@@ -114,6 +119,7 @@ def main() -> None:
     os.environ.update({name: os.environ.get(name, value) for name, value in ENVIRONMENT.items()})
     import torch
     from vllm import LLM, SamplingParams
+    from vllm.v1.sample.rejection_sampler import expand_batch_to_tokens as own_expand  # before the plugin mends it
 
     content = json.loads(Path(sys.argv[1]).read_text())
     job = Job(**content | {"passes": [Pass(**each) for each in content["passes"]]})
@@ -133,7 +139,7 @@ def main() -> None:
         if recorder:
             recorder.runner = runner_of(llm)
             recorder.rounds, recorder.keep = [], each.keep
-        set_right = set_wrong(llm, each.fault)
+        set_right = set_wrong(llm, each.fault, own_expand)
         settings = SamplingParams(detokenize=False, **{"ignore_eos": True} | each.settings)
         before = counters(llm)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in each.prompts], settings, use_tqdm=False)
