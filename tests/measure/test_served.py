@@ -19,6 +19,7 @@ from longspec.engines import ENGINES, LLAMA_CPP, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
+from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, fault_in, judge
 from longspec.measure.served import RefusedError, ServedMeasurer, gap_of, refusal
@@ -316,3 +317,12 @@ def test_what_vllm_computes_wrongly_on_a_cpu_is_refused_with_the_reason(monkeypa
     platforms.current_platform.is_cpu = lambda: False
     assert vllm.load(several)["method"] == "dflash"
     assert vllm.load(sampled)
+
+
+def test_vllms_counters_say_what_the_cut_last_round_kept_and_must_be_those_of_the_steps() -> None:
+    """Rounds of 2, 0 and 3 kept drafts, of whose last one the text shows one token."""
+    steps, by_place = [1, 3, 1, 1], [2, 2, 1]
+    assert vllm.rounds_of(steps, 5, *by_place) == [2, 0, 3]
+    assert vllm.rounds_of([1]) == []
+    with pytest.raises(RuntimeError, match=r"counted \[3, 2, 1\] kept drafts by position, its steps give \[2, 2, 1\]"):
+        vllm.rounds_of(steps, 5, 3, 2, 1)

@@ -132,12 +132,12 @@ def rounds_of(steps: list[int], counted: int = 0, *by_place: int) -> list[int]:
     """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
 
     counted, by_place: by how much the counters grew. The last step may be cut, where the text ends; the counter tells what its
-    round kept. Raises ValueError where the counters by place are not those of these rounds: one is misread then.
+    round kept. Raises RuntimeError where the counters by place are not those of these rounds: one is misread then.
     """
     kept = [size - 1 for size in steps[1:]]
     kept[-1:] = [counted - sum(kept[:-1])] if kept else []
     if list(by_place) != (found := [sum(count > place for count in kept) for place in range(len(by_place))]):
-        raise ValueError(
+        raise RuntimeError(
             f"evaluation.engine: vllm: counted {list(by_place)} kept drafts by position, its steps give {found}: what this "
             "version counts is not known here; install the one of serve/vllm.txt, by `make .venv-serve/vllm/.stamp`"
         )
