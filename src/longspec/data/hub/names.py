@@ -1,6 +1,5 @@
 """Names of datasets on the Hugging Face hub, and which files of a repository a name stands for."""
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +10,6 @@ from longspec.shown import brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
-NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
 
 
 class UnavailableError(ValueError):
@@ -87,14 +85,3 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
     if not chosen:
         raise UnavailableError(f"there is no file '{source.file}' in it")
     return chosen
-
-
-def lacking(source: Source, names: list[str]) -> list[str]:
-    """Return what a name wants of numbered sets (x-00000-of-00048.parquet, ...) of which some files are there, and is not."""
-    wanted = {
-        f"{found[1]}{number:0{len(found[2])}d}-of-{found[3]}{found.string[found.end() :]}"
-        for found in map(NUMBERED.match, names)
-        if found
-        for number in range(int(found[3]))
-    }
-    return sorted(name for name in wanted.difference(names) if not source.file or matches(source, name))
