@@ -1,6 +1,6 @@
 """Items sorted into training records, held-out records, rejects and what is filtered out; each one counted.
 
-A dataset of which too much is rejected is refused: its rejects are left to look at, and nothing to go on with.
+A dataset of which too much is rejected is refused: its rejects are left to look at, and no manifest to go on with.
 """
 
 import hashlib
