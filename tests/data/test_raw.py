@@ -88,16 +88,6 @@ def test_reasons_that_differ_in_numbers_count_as_one_and_stand_as_the_first(tmp_
     ]
 
 
-def test_many_reasons_and_long_ones_stay_small(tmp_path: Path) -> None:
-    source = tmp_path / "in.jsonl"
-    names = [f"{chr(97 + number // 26)}{chr(97 + number % 26)}" * 4000 for number in range(50)]
-    source.write_text("\n".join(json.dumps(record) for record in [*GOOD, *({name: 1} for name in names)]))
-    manifest = raw.make("d", {"source": str(source), "held_out": 0, "max_rejected": 1}, tmp_path / RAW)
-    assert [row["count"] for row in manifest["rejects"]] == [1] * 20 + [30]
-    assert manifest["rejects"][-1]["reason"] == "other reasons"
-    assert all(len(row["reason"]) < 400 for row in rows(tmp_path / "raw", "rejects"))
-
-
 def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     books = [{"book": n, "pages": [f"{n}/{page}" for page in range(1 + n % 4)] + [""] * (n % 3 == 0)} for n in range(300)]

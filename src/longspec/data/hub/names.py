@@ -68,12 +68,6 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
         return [Path(path).relative_to(root).as_posix() for path in splits[split]]
 
 
-def matches(source: Source, name: str) -> bool:
-    """Tell whether a path is one that the name's file stands for; * does not cross a slash."""
-    pattern, parts = source.file.split("/"), name.split("/")
-    return name == source.file or (len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)))
-
-
 def choose(source: Source, names: list[str], card: str) -> list[str]:
     """Return the paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
@@ -81,7 +75,9 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
     """
     if not source.file:
         return sorted(_split_files(source, names, card))
-    chosen = [name for name in sorted(names) if matches(source, name)]
+    pattern = source.file.split("/")  # of which * does not cross a slash
+    alike = [name for name in names if name.count("/") == len(pattern) - 1 and all(map(fnmatchcase, name.split("/"), pattern))]
+    chosen = [source.file] if source.file in names else sorted(alike)
     if not chosen:
         raise UnavailableError(f"there is no file '{source.file}' in it")
     return chosen
