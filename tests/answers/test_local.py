@@ -110,6 +110,17 @@ class KilledError(Exception):
     pass
 
 
+def test_draws_follow_the_targets_distribution(case: Case) -> None:
+    """Rows of one prompt, each with a seed of its own, against the softmax that transformers computes."""
+    model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32)
+    rows, prompt = 4000, [5, 9, 70]
+    samplers = [Sampler(1.0, 0, 1.0, torch.Generator().manual_seed(row)) for row in range(rows)]
+    tokens = torch.tensor(decode(model, [prompt] * rows, 1, {0}, samplers))[:, 0]
+    p_V = model(torch.tensor([prompt])).logits[0, -1].detach().softmax(-1)
+    seen_V = torch.bincount(tokens, minlength=len(p_V)) / rows
+    assert float((seen_V - p_V).abs().max()) < 5 * (0.25 / rows) ** 0.5
+
+
 def killed(case: Case, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, **settings: Any) -> None:
     """Answer until so many batches are done, then die."""
     left, answer = [after], local.answer

@@ -28,10 +28,6 @@ KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
 
 
-class RefusedError(ManyLinesError):
-    """A dataset that was read whole and is not to be gone on with."""
-
-
 def is_held_out(key: bytes, share: float) -> bool:
     """Tell whether a record is kept from training: by its key alone, so the same in every dataset.
 
@@ -44,7 +40,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out:
     """Write OUTPUTS beside the manifest `out`, which is removed first: it tells of other files.
 
     Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
-    Raises RefusedError when too many records are rejected or none is left to train on.
+    Raises ValueError when too many records are rejected or none is left to train on.
     """
     aligners = pipeline.parse(name, settings.get("align", []))
 
@@ -104,4 +100,4 @@ def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str
     ]
     if rejected:
         lines.append(f"Each fault: {folder / ROWS}; the original bytes: {folder / ORIGINALS}")
-    raise RefusedError(*lines, fix)
+    raise ManyLinesError(*lines, fix)
