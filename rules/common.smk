@@ -16,12 +16,7 @@ from longspec.config.names import WITH_LOOKUP
 from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
-from longspec.workflow.checks import (
-    bench_of,
-    check_prompts,
-    check_sources,
-    checked_plan,
-)
+from longspec.workflow.checks import bench_of, check_prompts, checked_plan
 from longspec.workflow.serves import ServesPlan
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
@@ -61,7 +56,6 @@ with one_line_errors():
     PLAN = checked_plan(config)
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
-        check_sources(PLAN)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)

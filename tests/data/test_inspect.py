@@ -74,16 +74,6 @@ def test_every_document_names_its_record(packed: Path) -> None:
     assert all(before[1] + 1 == after[0] for before, after in itertools.pairwise(ends))
 
 
-def test_changed_records_are_told(packed: Path, tmp_path: Path) -> None:
-    raw = packed.parents[1] / "raw/manifest.json"
-    before = raw.read_bytes()
-    try:
-        write_json(raw, read_json(raw) | {"name": "other"})
-        assert "which is there no more as it was" in shown(packed, 0)
-    finally:
-        raw.write_bytes(before)
-
-
 def test_refusals(packed: Path) -> None:
     with pytest.raises(ValueError, match=r"--row: must lie in 0\.\."):
         inspection.show(packed, 10**6)

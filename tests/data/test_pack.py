@@ -61,28 +61,6 @@ def read_answers(folder: Path) -> dict[int, int]:
     return answers
 
 
-def slow_best_fit(lengths: list[int], size: int) -> int:
-    """Rows that best fit needs, every row tried for every piece."""
-    spaces: list[int] = []
-    for length in sorted(lengths, reverse=True):
-        fitting = [i for i, space in enumerate(spaces) if space >= length]
-        if fitting:
-            spaces[min(fitting, key=spaces.__getitem__)] -= length
-        else:
-            spaces.append(size - length)
-    return len(spaces)
-
-
-def test_best_fit_is_as_tight_as_the_slow_one() -> None:
-    rng = np.random.default_rng(1)
-    for size in (8, 64, 512):
-        lengths = rng.integers(2, size + 1, 400)
-        row_P = bin_packing.best_fit(lengths, size)
-        assert len(row_P) == 400
-        assert np.bincount(row_P, weights=lengths).max() <= size
-        assert row_P.max() + 1 == slow_best_fit(lengths.tolist(), size)
-
-
 @st.composite
 def corpora(draw: st.DrawFn) -> tuple[list[int], int, str]:
     """Lengths of documents, a row's length and what becomes of longer documents."""

@@ -47,14 +47,6 @@ def test_ranks_share_the_same_global_batch(num_rows: int, world: int, micro: int
     assert sorted(shares) == sorted(global_batch(num_rows, 24, seed, step).tolist())
 
 
-@given(num_rows=st.integers(1, 200), seed=st.integers(0, 2**32), step=st.integers(0, 5000))
-def test_against_a_plain_shuffle(num_rows: int, seed: int, step: int) -> None:
-    """The same as sorting the rows by the generator's words, one row a step."""
-    epoch, place = divmod(step, num_rows)
-    words = np.random.PCG64(np.random.SeedSequence([seed, epoch])).random_raw(num_rows).tolist()
-    assert global_batch(num_rows, 1, seed, step).tolist() == [sorted(range(num_rows), key=words.__getitem__)[place]]
-
-
 @given(
     sources=SOURCES, own=st.integers(1, 4), size=st.integers(1, 20), seed=st.integers(0, 2**63 - 1), first=st.integers(0, 10**6)
 )

@@ -101,7 +101,6 @@ FAULTS: list[tuple[bytes, str]] = [
     (b"\0\0\0", "is not valid JSON"),
     (b'{"n": %s}' % (b"9" * 5000), "Exceeds the limit (4300 digits)"),
     (b"[" * 50_000, "is nested too deep"),
-    (b'{"a": %s}' % (b"[" * 500 + b"]" * 500), "is nested too deep"),
     (b'{"text": "t"} {"text": "t"}', "Extra data"),
 ]
 
@@ -124,7 +123,7 @@ def test_values_of_an_array_that_are_broken_or_no_records_are_told(
     """Each alone, with its bytes, and their neighbours are read."""
     monkeypatch.setattr(source_files, "PIECE", piece)
     bad = [b"5", b'{"text": "\xff"}', b'{"text": NaN}', b'{"a": 1, "a": 2}', b'{"text": "y",}', b'{"a": [1 2]}}', b"{} {}"]
-    bad += [b"[" * 2000 + b"]" * 2000, b'{"a": "]\\",}" 1}', b""]
+    bad += [b"[" * 4000 + b"]" * 4000, b'{"a": "]\\",}" 1}', b""]
     path = tmp_path / "a.json"
     path.write_bytes(b"[" + b",".join(value + b' ,\n{"text": "good"}' for value in bad) + b"\n]")
     found = [item for item in source_files.read(path, LIMIT) if isinstance(item, Item)]

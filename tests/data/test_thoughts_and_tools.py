@@ -109,27 +109,10 @@ def test_llama_calls(tokenizers: dict[str, Any]) -> None:
     assert trained(tokenizer, record) == [['<|python_tag|>search.call(query="14 + x")<|eom_id|>']]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("qwen3-tools", ["<think>\nhm\n</think>\n\nyes<|im_end|>", "<think>\nwell\n</think>\n\nno<|im_end|>"]),
-        ("r1-tools", ["hm\n</think>\n\nyes<|eos|>", "well\n</think>\n\nno<|eos|>"]),
-        (
-            "harmony",
-            [
-                f"<|channel|>analysis<|message|>{a}<|end|><|start|>assistant<|channel|>final<|message|>{b}<|return|>"
-                for a, b in (("hm", "yes"), ("well", "no"))
-            ],
-        ),
-    ],
-)
-def test_each_answer_is_trained_once_and_earlier_thoughts_are_not_read(
-    tokenizers: dict[str, Any], name: str, said: list[str]
-) -> None:
-    tokenizer = tokenizers[name]
-    documents = encoded(tokenizer, {"messages": TWICE})
-    assert [stretches(tokenizer, document) for document in documents] == [[each] for each in said]
-    first, second = (stretches(tokenizer, document, kind=0)[0] for document in documents)
+@pytest.mark.parametrize("name", sorted(LOOP_SAID))
+def test_earlier_thoughts_are_not_read(tokenizers: dict[str, Any], name: str) -> None:
+    documents = encoded(tokenizers[name], {"messages": TWICE})
+    first, second = (stretches(tokenizers[name], document, kind=0)[0] for document in documents)
     assert "yes" in second
     assert "hm" not in second
     assert second.startswith(first.removesuffix("<think>\n").removesuffix("<|start|>assistant"))

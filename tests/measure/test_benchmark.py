@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from longspec.atomic_files import describe_files, files_below, write_json
 from longspec.config import yaml_files
 from longspec.data import presets
 from longspec.data.chat.encoding import load_tokenizer
-from longspec.data.hub import fetch
 from longspec.data.hub.names import parse
 from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
@@ -99,9 +99,8 @@ def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, 
 def test_a_preset_names_its_files_on_the_hub(
     tmp_path: Path, tokenizer: Any, preset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Placed by hand, as where there is no network; a commit is named, and the bytes are pinned."""
+    """As `fetch` leaves them; a commit is named, and the bytes are pinned."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     record, text, reference, new_tokens = PUBLISHED[preset]
     task, path = place(preset, [record, record])
     manifest = manifest_of(task)
@@ -109,7 +108,9 @@ def test_a_preset_names_its_files_on_the_hub(
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
     with pytest.raises(ValueError, match=r"^evaluation\.tasks\.t\.source: hf:.* must be fetched first: .* --out data/hub/"):
         read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
-    fetch.make(str(task.source), task.revision, manifest)
+    assert manifest is not None
+    files = describe_files(manifest.parent, [f"files/{name}" for name in files_below(manifest.parent / "files")])
+    write_json(manifest, {"source": task.source, "revision": task.revision, "files": files})
     made = read_prompts("t", task, 2, tokenizer, seed=0, positions=4096)
     assert [(tokenizer.decode(prompt.ids), prompt.reference, prompt.new_tokens) for prompt in made] == [
         (text, reference, new_tokens)

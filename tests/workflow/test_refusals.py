@@ -44,12 +44,6 @@ CASES = {
         "puzzles: {source: hf:a/b/../../../x.jsonl, shards: 1}",
         "is no name of a dataset",
     ),
-    "an unknown aligner": (
-        WORKFLOW,
-        PUZZLES,
-        "puzzles: {source: a.jsonl, shards: 1, align: [{renam: 1}]}",
-        ".align[0].renam: ",
-    ),
     "a file and a list that holds it with two shares": (
         WORKFLOW,
         BOTH,
@@ -82,7 +76,6 @@ CASES = {
         "run 'demo', variant 'sinkpi-slicing', stage 'longcot': recipe.optimizer.learning_rate: unknown key; "
         "Known: betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay. (in config/run/demo.yaml, stage longcot)",
     ),
-    "wrong recipe type": (LONGCOT, r"\bsteps: ", "steps: x", "recipe.steps: Value 'x104' of type 'str' could not be converted"),
 }
 
 

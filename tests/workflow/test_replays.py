@@ -89,12 +89,6 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
         settings.plan(runs=["other"])
 
 
-def test_a_later_stage_is_refused(settings: Settings) -> None:
-    settings.edit("config/run/demo.yaml:base", r"sequence_length: 128\}", "sequence_length: 128, replay: {long: 0.1}}")
-    with pytest.raises(ValueError, match=r"stage 'base': recipe\.data\.replay\.long: is no earlier stage"):
-        settings.plan()
-
-
 def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:
     stage_file(settings.folder, "")
     before = settings.plan()

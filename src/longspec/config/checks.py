@@ -48,13 +48,6 @@ def check_model(model: DictConfig) -> None:
         raise ValueError(f"recipe.model.sha256: {sha256!r} is no SHA-256; give its 64 digits of 0-9 and a-f, as sha256sum does")
 
 
-def check_init(init: str | None) -> None:
-    """Check what names a draft to begin with. Whether a folder is there: workflow.settings.targets."""
-    if init is not None and init.startswith(HUB_PREFIX):
-        with faults_in("recipe.init"):
-            hub_source(init)
-
-
 def check_class(recipe: DictConfig) -> None:
     """Check that a published class is one of the recipe's method: nothing else is ever called."""
     if recipe.model._target_ is None:
@@ -99,7 +92,9 @@ def check_recipe(recipe: DictConfig) -> None:
     check(settings.Draft, recipe.draft, "recipe.draft")
     check_class(recipe)
     check_model(recipe.model)
-    check_init(recipe.init)
+    if recipe.init is not None and recipe.init.startswith(HUB_PREFIX):
+        with faults_in("recipe.init"):
+            hub_source(recipe.init)
     settings.check(recipe)
     check_states(recipe)
     check_shares(recipe)

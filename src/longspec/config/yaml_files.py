@@ -96,8 +96,12 @@ def typed(content: Any, schema: type, source: Path) -> Any:
     content = OmegaConf.create(content)
     expected = OmegaConf.structured(schema)
     if schema is Recipe:
+        target, name = (OmegaConf.select(content, key) for key in ("model._target_", "method.name"))
+        if name is None and target is None:
+            raise ValueError(f"{source}: recipe.method.name: missing, and recipe.model._target_, which would say it, too")
         with faults_in(source):
-            _type_method(expected, content)
+            settings = methods.settings_of(name or methods.of_target(target)[0])
+        expected.method, expected.draft = OmegaConf.structured(settings.Method), OmegaConf.structured(settings.Draft)
     try:
         section = OmegaConf.merge(expected, content)
         OmegaConf.to_container(section, throw_on_missing=True)
@@ -105,15 +109,6 @@ def typed(content: Any, schema: type, source: Path) -> Any:
         raise ValueError(f"{source}: not a {schema.__name__.lower()} of this version: {one_line(error)}") from error
     OmegaConf.set_readonly(section, True)
     return section
-
-
-def _type_method(recipe: DictConfig, content: Any) -> None:
-    """Type a recipe's sections that depend on its method, which its content names."""
-    target, name = (OmegaConf.select(content, key) for key in ("model._target_", "method.name"))
-    if name is None and target is None:
-        raise ValueError("recipe.method.name: missing, and recipe.model._target_, which would say it, too")
-    settings = methods.settings_of(name or methods.of_target(target)[0])
-    recipe.method, recipe.draft = OmegaConf.structured(settings.Method), OmegaConf.structured(settings.Draft)
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], prefix: str = "") -> list[str]:

@@ -5,15 +5,12 @@ goes unseen whenever the job's output already exists. Each message names the key
 """
 
 from pathlib import Path
-from shlex import join
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import check_files, read_json_object
 from longspec.config import CONFIG_DIR, faults
 from longspec.config.run_file import SUFFIX, read_run
 from longspec.data import presets
-from longspec.data.raw import is_hub, is_made
 from longspec.engines import ENGINES, OURS
 from longspec.measure import tasks
 from longspec.workflow import paths
@@ -57,24 +54,6 @@ def check_prompts(plan: Plan) -> None:
     """Raise ValueError when the prompts of a task lack a field that its template asks for. It opens the files."""
     for each in plan.evaluation_of.values():
         datasets.check_prompts(each.tasks, each.file_of("tasks"))
-
-
-def check_sources(plan: Plan) -> None:
-    """Raise ValueError for a source that was replaced by an older file since its records were made.
-
-    Snakemake makes records again for a newer source. An older one, as `cp -p` leaves it, it takes for the one that was read.
-    """
-    for name in plan.datasets_in_use():
-        manifest = Path(paths.RAW.format(dataset=name))
-        source = plan.data[name]["source"]
-        if is_hub(source) or is_made(source) or not manifest.is_file() or not manifest.stat().st_size:
-            continue
-        for file, told in read_json_object(manifest).get("inputs", {}).items():
-            path = Path(file)
-            if path.is_file() and path.stat().st_mtime_ns <= manifest.stat().st_mtime_ns:
-                expected = told if isinstance(told, dict) else {"bytes": told}
-                advice = f"data.{name}: to make its records of this file, type: {join(['touch', file])}"
-                check_files(Path(), {file: expected}, manifest, once=True, advice=advice)
 
 
 def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:

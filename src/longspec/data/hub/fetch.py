@@ -1,14 +1,12 @@
 """Datasets of the Hugging Face hub as files of this machine, pinned: the `fetch` verb.
 
 data/hub/{dataset}/manifest.json   source, revision, repository, commit, size and SHA-256 of each file
-data/hub/{dataset}/files/...       the files, under their paths in the repository; they may be placed there by hand
-data/hub/{dataset}/files/.cache/   of huggingface_hub, while a download is under way; the next fetch goes on with it
+data/hub/{dataset}/files/...       the files, under their paths in the repository
+data/hub/{dataset}/files/.cache/   of huggingface_hub: from which commit each file is, and what is under way
 """
 
-import hashlib
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,29 +15,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from longspec.atomic_files import check_files, describe_files, files_below, fsync_path, read_json, sha256_file, write_manifest
-from longspec.data.hub.names import CARD, Source, UnavailableError, choose, lacking, matches, parse
+from longspec.atomic_files import check_files, describe_files, read_json, write_manifest
+from longspec.data.hub.names import CARD, Source, UnavailableError, choose, parse
 from longspec.data.read.source_files import ARCHIVE, kind_of
 from longspec.shown import FULL, brief
 
 LOG = logging.getLogger(__name__)
-BY_HAND = "placed by hand"
 FILES = "files"
-UNFINISHED = ".cache"  # what huggingface_hub leaves among the files of a download that was killed
 MANIFEST = "data/hub/{dataset}/manifest.json"
 Manifest = dict[str, Any]
 Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFile
-
-
-def _is_copied(path: Path, remote: Remote) -> bool:
-    """Tell whether a file on this machine has exactly the bytes of one of the hub."""
-    if not path.is_file() or path.stat().st_size != remote.size:
-        return False
-    if remote.lfs:
-        return bool(sha256_file(path) == remote.lfs.sha256)
-    # Small files are no large-file objects: git's own hash stands for them.
-    content = b"blob %d\0" % remote.size + path.read_bytes()
-    return bool(hashlib.sha1(content, usedforsecurity=False).hexdigest() == remote.blob_id)
 
 
 @contextmanager
@@ -78,94 +63,45 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
+    """Bring what is not there yet, or has other bytes than at this commit."""
     names = [escape(name) for name in files]
     with _hub() as api:
         api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
-    damaged = [name for name, remote in files.items() if not _is_copied(folder / name, remote)]
+    # When the hub refuses a file, an older one that is here is taken for it.
+    damaged = [name for name, remote in files.items() if (folder / name).stat().st_size != remote.size]
     for name in damaged:
-        (folder / name).unlink(missing_ok=True)
+        (folder / name).unlink()
     if damaged:
-        raise ValueError(f"{source.text}: {damaged[0]}: the bytes that arrived are not those of commit {commit}; fetch again")
-    for name, remote in files.items():
-        fsync_path(folder / name)
-        LOG.info("%s: %d bytes", name, remote.size)
+        raise ValueError(f"{source.text}: {damaged[0]}: what arrived has another size than at commit {commit}; fetch again")
 
 
-def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> list[str]:
+def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> dict[str, Remote]:
+    """The files that a name stands for. Raises ValueError for one that nothing reads, before it comes."""
     card = ""
     if not source.file and CARD in files:
         with TemporaryDirectory() as folder:
             _download(source, commit, {CARD: files[CARD]}, Path(folder))
             card = (Path(folder) / CARD).read_text(encoding="utf-8")
-    return _readable(choose(source, sorted(files), card))
-
-
-def _readable(names: list[str]) -> list[str]:
-    """The names. Raises ValueError for a file that nothing reads, before it comes."""
-    for name in names:
+    chosen = choose(source, sorted(files), card)
+    for name in chosen:
         if not name.endswith(ARCHIVE):
             kind_of(Path(name))
-    return names
-
-
-def _write(out: Path, source: Source, revision: str, commit: str, names: list[str], kept: Manifest | None) -> Manifest:
-    files = describe_files(out.parent, [f"{FILES}/{name}" for name in names])
-    if kept and kept["commit"] == commit and kept["files"] != files:
-        raise ValueError(f"{source.text}: the hub has other bytes than {out} keeps; to accept them remove that file")
-    pins = {"source": source.text, "revision": revision, "repository": source.repository, "commit": commit}
-    write_manifest(out, out.parent, {**pins, "files": files})
-    return {**pins, "files": files}
-
-
-def _missing(out: Path, kept: Manifest | None) -> list[str]:
-    """The kept files that are not there. Raises ValueError for one whose bytes are others."""
-    files = kept["files"] if kept else {}
-    there = {name: file for name, file in files.items() if (out.parent / name).is_file()}
-    advice = "remove the file to fetch it again; to train on a version of your own, name that file as the source"
-    check_files(out.parent, there, out, once=True, advice=advice)
-    return [name.removeprefix(f"{FILES}/") for name in files if name not in there]
-
-
-def _bring(source: Source, commit: str, files: dict[str, Remote], folder: Path, old: Manifest) -> None:
-    """Download what is not there. Raises ValueError for a file that somebody else has put there."""
-    wanted = {name: remote for name, remote in files.items() if not _is_copied(folder / name, remote)}
-    for name in wanted:
-        path, before = folder / name, old.get("files", {}).get(f"{FILES}/{name}", {})
-        if path.exists() and (old.get("commit") == BY_HAND or sha256_file(path) != before.get("sha256")):
-            raise ValueError(f"{path}: its bytes are not those of commit {commit}; move it away and fetch again")
-        path.unlink(missing_ok=True)
-    if wanted:
-        _download(source, commit, wanted, folder)
-    shutil.rmtree(folder / UNFINISHED, ignore_errors=True)
-
-
-def _placed_by_hand(source: Source, folder: Path, old: Manifest) -> list[str]:
-    """Return the files of a name among those that are there. Raises ValueError for a part of a numbered set."""
-    known = {Path(name).relative_to(FILES).as_posix() for name in old.get("files", {})}
-    found = sorted(files_below(folder))
-    if source.file:
-        found = [name for name in found if matches(source, name)]
-    else:  # offline a split's files are not known: all files placed here count, but not those that another source has left
-        found = [name for name in found if name not in known and name != CARD]
-    if missing := lacking(source, found):
-        raise ValueError(f"{source.text}: placed by hand in {folder}, but without {brief(', '.join(missing))}; place these too")
-    return _readable(found)
+    return {name: files[name] for name in chosen}
 
 
 def make(text: str, revision: str, out: Path) -> Manifest:
     """Have the files of an hf: name beside the manifest `out`, at the commit the manifest keeps; returns the manifest.
 
-    Raises ValueError for what differs from the kept manifest, and, when the hub cannot be used and no files were placed by
-    hand, with the files to get and their places.
+    Raises ValueError for what differs from the kept manifest, and when the hub cannot be used and not all files are there.
     """
-    source, folder = parse(text), out.parent / FILES
-    old: Manifest = read_json(out) if out.is_file() else {}
-    kept = old if (old.get("source"), old.get("revision")) == (text, revision) else None
-    missing, names = _missing(out, kept), []
-    if kept and not missing and kept["commit"] in (BY_HAND, revision):
+    source, old = parse(text), read_json(out) if out.is_file() else {}
+    kept: Manifest | None = old if (old.get("source"), old.get("revision")) == (text, revision) else None
+    there = {name: file for name, file in kept["files"].items() if (out.parent / name).is_file()} if kept else {}
+    advice = "remove the file to fetch it again; to train on a version of your own, name that file as the source"
+    check_files(out.parent, there, out, once=True, advice=advice)
+    is_whole = kept is not None and there == kept["files"]
+    if kept and is_whole and kept["commit"] == revision:
         return kept
-    if kept and kept["commit"] == BY_HAND:
-        raise ValueError(f"{folder / missing[0]}: missing; place it there again, or remove {out} to ask the hub for it")
     try:
         commit, remote = _look_up(source, revision)
         if kept and kept["commit"] != commit:
@@ -173,22 +109,22 @@ def make(text: str, revision: str, out: Path) -> Manifest:
                 f"{text}: revision '{revision}' is commit {commit} now, {out} keeps {kept['commit']}; set "
                 f"`revision: {kept['commit']}` to stay, or `revision: {commit}` to accept the new one"
             )
-        names = _chosen(source, commit, remote)
-        _bring(source, commit, {name: remote[name] for name in names}, folder, old)
-        return _write(out, source, revision, commit, names, kept)
+        remote = _chosen(source, commit, remote)
+        _download(source, commit, remote, out.parent / FILES)
     except UnavailableError as fault:
-        if kept and not missing:
+        if kept and is_whole:
             LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
             return kept
-        asked = missing or names or [source.file or f"the data files of '{':'.join(source.parts) or 'train'}', and no others,"]
-        page = f"{os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'}/datasets/{source.repository}/tree/{revision}"
-        fix = f"place {brief(', '.join(asked))} from {page} in {folder}/, under the same paths, then run the same command again"
-        # What an interrupted download has left was not placed by hand.
-        names = [] if kept or (folder / UNFINISHED).exists() else _placed_by_hand(source, folder, old)
-        if not names:
-            raise ValueError(f"{text}: {fault}; {fix}; after an interrupted download remove {folder / UNFINISHED}") from fault
-        LOG.warning("%s: %s; taking what was placed by hand: %s", text, fault, ", ".join(names))
-        return _write(out, source, revision, BY_HAND, names, kept)
+        raise ValueError(
+            f"{text}: {fault}; correct the source, or fetch it where the hub gives it and copy {out.parent}/ here, or name "
+            "files of this machine as the source"
+        ) from fault
+    files = describe_files(out.parent, [f"{FILES}/{name}" for name in remote])
+    if kept and kept["files"] != files:
+        raise ValueError(f"{text}: the hub has other bytes than {out} keeps; to accept them remove that file")
+    manifest = {"source": text, "revision": revision, "repository": source.repository, "commit": commit, "files": files}
+    write_manifest(out, out.parent, manifest)
+    return manifest
 
 
 def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list[Path], Manifest]:

@@ -1,6 +1,5 @@
 """Names of datasets on the Hugging Face hub, and which files of a repository a name stands for."""
 
-import re
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -11,7 +10,6 @@ from longspec.shown import brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
-NUMBERED = re.compile(r"(.*-)(\d+)-of-(\d+)(?=[-.])")
 
 
 class UnavailableError(ValueError):
@@ -70,12 +68,6 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
         return [Path(path).relative_to(root).as_posix() for path in splits[split]]
 
 
-def matches(source: Source, name: str) -> bool:
-    """Tell whether a path is one that the name's file stands for; * does not cross a slash."""
-    pattern, parts = source.file.split("/"), name.split("/")
-    return name == source.file or (len(pattern) == len(parts) and all(map(fnmatchcase, parts, pattern)))
-
-
 def choose(source: Source, names: list[str], card: str) -> list[str]:
     """Return the paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
 
@@ -83,18 +75,9 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
     """
     if not source.file:
         return sorted(_split_files(source, names, card))
-    chosen = [name for name in sorted(names) if matches(source, name)]
+    pattern = source.file.split("/")  # of which * does not cross a slash
+    alike = [name for name in names if name.count("/") == len(pattern) - 1 and all(map(fnmatchcase, name.split("/"), pattern))]
+    chosen = [source.file] if source.file in names else sorted(alike)
     if not chosen:
         raise UnavailableError(f"there is no file '{source.file}' in it")
     return chosen
-
-
-def lacking(source: Source, names: list[str]) -> list[str]:
-    """Return what a name wants of numbered sets (x-00000-of-00048.parquet, ...) of which some files are there, and is not."""
-    wanted = {
-        f"{found[1]}{number:0{len(found[2])}d}-of-{found[3]}{found.string[found.end() :]}"
-        for found in map(NUMBERED.match, names)
-        if found
-        for number in range(int(found[3]))
-    }
-    return sorted(name for name in wanted.difference(names) if not source.file or matches(source, name))

@@ -9,7 +9,6 @@ All other columns are read: they decide whether a record is held out, and stay i
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -23,7 +22,7 @@ _encode = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 
 
 def read(path: Path, limit: int, notes: Notes) -> Iterator[Item]:
-    """Yield the rows, numbered through; one whose values take more than `limit` bytes is a fault.
+    """Yield the rows, numbered through; one that is longer than `limit` bytes as JSON is a fault.
 
     Raises ValueError for a file that is cut off, corrupt or names a column twice. Memory: what pyarrow needs for a row group's
     pages, and some rows.
@@ -40,15 +39,10 @@ def read(path: Path, limit: int, notes: Notes) -> Iterator[Item]:
             columns = [name for name in schema.names if name not in unread] if unread else None
             size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
             rows = max(1, min(1024, BATCH * file.metadata.num_rows // max(1, size)))
-            for batch in map(_without_dictionaries, file.iter_batches(batch_size=rows, columns=columns)):
-                whole = _decoded(batch, limit)
+            for batch in file.iter_batches(batch_size=rows, columns=columns):
                 for place in range(batch.num_rows):
                     number += 1
-                    if whole and (text := _json(whole[place])):
-                        # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
-                        yield Item(str(path), number, text, whole[place], text)
-                    else:
-                        yield _alone(path, number, batch.slice(place, 1), limit, notes)
+                    yield _item(path, number, batch, place, limit, notes)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
 
@@ -63,42 +57,18 @@ def _holds_beyond_json(kind: pa.DataType) -> bool:
     return any(test(kind) for test in (*tests, pa.types.is_fixed_size_binary, pa.types.is_binary_view))
 
 
-def _without_dictionaries(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """A batch in which no row counts a dictionary, which holds what other rows hold."""
-    if not any(map(pa.types.is_dictionary, batch.schema.types)):
-        return batch  # a batch without columns has rows, which from_arrays cannot know
-    plain = [column.dictionary_decode() if pa.types.is_dictionary(column.type) else column for column in batch.columns]
-    return pa.RecordBatch.from_arrays(plain, batch.schema.names)
-
-
-def _decoded(batch: pa.RecordBatch, limit: int) -> list[dict[str, Any]] | None:
-    """All rows; None where one may be too large for that, or holds a text that is no UTF-8."""
-    try:
-        return batch.to_pylist() if batch.nbytes <= limit else None
-    except ValueError:
-        return None
-
-
-def _alone(path: Path, number: int, row: pa.RecordBatch, limit: int, notes: Notes) -> Item:
-    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a large one."""
-    if row.nbytes > limit:
-        fault = RecordError("row", f"holds more than {limit / 1e6:g} MB (max_line_mb)")
-        return Item(str(path), number, b"", None, error=fault)
+def _item(path: Path, number: int, batch: pa.RecordBatch, place: int, limit: int, notes: Notes) -> Item:
+    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a long one."""
     values = {}
-    for name in row.schema.names:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
-            value = row.column(name)[0].as_py()
+            value = column[place].as_py()
             _encode(value)
             values[name] = value
         except BEYOND_JSON:
             notes.add(path, f"column {name}: JSON cannot hold a value; left out of its record", number)
+    # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
     text = _encode(values).encode()
+    if len(text) > limit:
+        return Item(str(path), number, b"", None, error=RecordError("row", f"is longer than {limit / 1e6:g} MB (max_line_mb)"))
     return Item(str(path), number, text, values, text)
-
-
-def _json(value: Any) -> bytes | None:
-    """A value as JSON, keys sorted; None when JSON cannot hold it."""
-    try:
-        return _encode(value).encode()
-    except BEYOND_JSON:
-        return None

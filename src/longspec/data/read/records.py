@@ -209,13 +209,6 @@ def _completion(record: dict[str, Any], unanswered: bool) -> Chat:
     return _conversation([*prompt, *(completion or [])], "prompt", unanswered)
 
 
-def _target(record: dict[str, Any]) -> Text:
-    """General text: `target`, after a prompt `source` that may be empty."""
-    source = record.get("source")
-    nothing = source is None or (isinstance(source, str) and says_nothing(source))
-    return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
-
-
 def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Text | Chat:
     """Return the document of a record in a published format; unanswered: a conversation may have questions alone.
 
@@ -233,7 +226,8 @@ def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Tex
     if "text" in there or source in ("code", "book"):
         return Text(check_text(record.get("text"), "text"))
     if "target" in there:
-        return _target(record)
+        nothing = source is None or (isinstance(source, str) and says_nothing(source))
+        return Text(check_text(record["target"], "target"), "" if nothing else check_text(source, "source"))
     if there.issuperset(COMPLETION) or (unanswered and "prompt" in there):
         return _with_beside(record, _completion(record, unanswered))
     pairs = "problem + qwq, prompt + completion, article + abstract of source 'arxiv'"

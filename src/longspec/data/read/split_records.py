@@ -1,6 +1,6 @@
 """Items sorted into training records, held-out records, rejects and what is filtered out; each one counted.
 
-A dataset of which too much is rejected is refused: its rejects are left to look at, and nothing to go on with.
+A dataset of which too much is rejected is refused: its rejects are left to look at, and no manifest to go on with.
 """
 
 import hashlib
@@ -28,10 +28,6 @@ KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
 
 
-class RefusedError(ManyLinesError):
-    """A dataset that was read whole and is not to be gone on with."""
-
-
 def is_held_out(key: bytes, share: float) -> bool:
     """Tell whether a record is kept from training: by its key alone, so the same in every dataset.
 
@@ -41,24 +37,11 @@ def is_held_out(key: bytes, share: float) -> bool:
 
 
 def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path) -> dict[str, Any]:
-    """Write OUTPUTS beside the manifest `out`, which is removed then: it tells of other files.
+    """Write OUTPUTS beside the manifest `out`, which is removed first: it tells of other files.
 
     Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
-    Raises RefusedError when too many records are rejected or none is left to train on; the rejects alone are there then.
+    Raises ValueError when too many records are rejected or none is left to train on.
     """
-    remove_strays(out, *(out.parent / file for file in OUTPUTS))
-    with open_rejects(out.parent) as rejects:
-        try:
-            return _write(name, settings, items, out, rejects)
-        except RefusedError as error:
-            refused = error
-            for file in (out.name, *KEPT.values()):
-                (out.parent / file).unlink(missing_ok=True)
-    raise refused
-
-
-def _write(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path, rejects: Rejects) -> dict[str, Any]:
-    """Sort everything into the files of `KEPT`, which appear when it is done."""
     aligners = pipeline.parse(name, settings.get("align", []))
 
     def check(record: Record) -> Record:
@@ -68,7 +51,10 @@ def _write(name: str, settings: dict[str, Any], items: Iterable[Item | Note], ou
     # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
     counts, read, notes = dict.fromkeys((*KEPT, "filtered"), 0), 0, []
+    remove_strays(out, *(out.parent / file for file in OUTPUTS))
+    out.unlink(missing_ok=True)
     with ExitStack() as stack:
+        rejects = stack.enter_context(open_rejects(out.parent))
         writers = {}
         for place, file in KEPT.items():
             beside = stack.enter_context(new_file(out.parent / file))
@@ -88,13 +74,10 @@ def _write(name: str, settings: dict[str, Any], items: Iterable[Item | Note], ou
                 else:
                     writers[place].write(outcome)
                     counts[place] += 1
-        made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
-        records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
-        if read + made != sum(counts.values()) + rejects.rejected:
-            raise RuntimeError(f"data.{name}: not all records are accounted for: {records}; this is a fault of longspec")
-        _refuse(name, settings, out.parent, records, rejects)
-        # From here on the folder changes: a manifest of the old files must not stand beside new ones.
-        out.unlink(missing_ok=True)
+    made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
+    records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
+    assert read + made == sum(counts.values()) + rejects.rejected, records
+    _refuse(name, settings, out.parent, records, rejects)
     tallies = {each.key: dict(each.tally) for each in aligners}
     return {"records": records, "rejects": rejects.summary(), "notes": notes, "align": tallies}
 
@@ -117,4 +100,4 @@ def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str
     ]
     if rejected:
         lines.append(f"Each fault: {folder / ROWS}; the original bytes: {folder / ORIGINALS}")
-    raise RefusedError(*lines, fix)
+    raise ManyLinesError(*lines, fix)
