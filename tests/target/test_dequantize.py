@@ -76,17 +76,6 @@ def test_tied_weights_are_written_once_and_the_manifests_say_of_what(llama: Path
         assert manifest["source"] == str(llama)
 
 
-def test_several_files_hold_the_same_weights(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load_target(str(made(llama, tmp_path / "a")), read_target_config(tmp_path / "a/target"), torch.float32)
-    monkeypatch.setattr(dequantize, "SHARD_BYTES", 50_000)
-    folder = made(llama, tmp_path / "b")
-    shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert shards == [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    assert len(shards) > 2
-    parts = load_target(str(folder), read_target_config(folder), torch.float32)
-    assert all(torch.equal(parts.state_dict()[name], weight) for name, weight in whole.state_dict().items())
-
-
 @pytest.mark.parametrize(
     ("pre", "split"),
     [
@@ -124,11 +113,14 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"without": ("blk.1.ffn_up.weight",)}, "lacks 1 tensors of the model, such as blk.1.ffn_up.weight"),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
-        ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
+        ({"more": {"feed_forward_length": 128}}, r"mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
         ({"more": {"split.count": 3}}, "is a part of a model; .*: llama-gguf-split --merge"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
-        ({"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}}, "token_embd.weight: .* not finite"),
+        (
+            {"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}},
+            "embed_tokens.weight: holds values that are not finite",
+        ),
     ],
 )
 def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -147,7 +139,7 @@ def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[s
         (
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\0",
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\x18",
-            ".*: type I8 is not supported",
+            ".* quantized in an unknown way .*I8",
         ),
     ],
 )

@@ -31,10 +31,10 @@
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
 A further module NAME_layout.py is a layout of its draft folders for another program, which `longspec export --layout NAME`
-and an evaluation by an engine that is SERVED so write. Either exported(folder) gives tensors and a config.json; no tensors,
-None, where the program reads the folder's own. Or write(folder, out, dtype, context) makes the file or folder `out` itself:
-of weights in this dtype, None: the layout's choice, for texts of at most `context` tokens, None: of any length. Both raise
-ValueError, with the recipe's key, for what the program cannot represent.
+and an evaluation by an engine that is SERVED so write. Either exported(folder) gives a config.json, where the program reads
+the folder's own tensors. Or write(folder, out, dtype, context) makes the file or folder `out` itself: of weights in this dtype,
+None: the layout's choice, for texts of at most `context` tokens, None: of any length. It raises ValueError, with the recipe's
+key, for what the program cannot represent.
 
 A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
 function that reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has

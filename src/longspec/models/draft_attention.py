@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from longspec.models.target import head_width
 
@@ -53,6 +53,20 @@ class Rotation:
             self.modules[like.device] = LlamaRotaryEmbedding(self.config).to(like.device)
         cos_BSD, sin_BSD = self.modules[like.device](like, positions_BS)
         return cos_BSD, sin_BSD
+
+
+def norm_of(config: Any, width: int | None = None) -> LlamaRMSNorm:
+    """Return a norm of a configuration, None: of its hidden width."""
+    return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
+
+
+def draw_weights(module: nn.Module, std: float) -> None:
+    """Draw the weights of all projections; biases start at zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=std)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
 
 
 class DraftAttention(nn.Module):
