@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from tests.models.conftest import stand_ins
 from tests.random_targets import any_target_path, seeded, target_path
 
-__all__ = ["any_target_path", "exact_norms", "seeded", "target_path"]
+__all__ = ["any_target_path", "exact_norms", "seeded", "stand_ins", "target_path"]
 
 
 @pytest.fixture

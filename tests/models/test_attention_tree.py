@@ -3,13 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import backends, flash, flex
+from longspec.models.attention import backends, flash
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
-from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache
 
 HEADS, GROUPS, WIDTH, SCALE = 2, 3, 16, 0.3
@@ -54,15 +52,7 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, visibility: TreeVisibility) -> Tens
     return seen
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn's stand-in, and flex_attention uncompiled."""
-    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-
-
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(("lengths", "window"), list(zip(ROWS, [None, 25, 25, None], strict=True)))
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengths, window) -> None:
@@ -71,9 +61,9 @@ def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengt
     torch.testing.assert_close(attend(*case, SCALE, backend), by_hand(*case), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
+@pytest.mark.parametrize("backend", [SDPA, FLASH])
 def test_parts_equal_one_mask(backend: str, dtype: torch.dtype, tolerance: float) -> None:
     *case, visibility = tree_case(ROWS[1], dtype)
     parts, masked = (attend(*case, visibility, SCALE, way) for way in (backend, EAGER))
@@ -93,14 +83,6 @@ def test_parts_equal_one_mask_on_a_gpu(backend: str, lengths, window, dtype: tor
         case = tree_case(lengths, dtype, window, "cuda", tree=is_tree)
         seen, wanted = attend(*case, SCALE, backend).cpu().double(), by_hand(*case)
         assert (seen - wanted).norm() <= 0.01 * wanted.norm()
-
-
-@pytest.mark.gpu
-def test_flex_compiles_once_for_all_lengths_on_a_gpu() -> None:
-    torch._dynamo.reset()
-    for length in range(500, 560, 7):
-        attend(*tree_case((length, 300), torch.bfloat16, device="cuda"), SCALE, FLEX)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 @pytest.mark.gpu
@@ -128,14 +110,7 @@ def test_no_mask_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPa
     assert widest == [40]
 
 
-def test_blocks_of_the_prefix_need_no_look_at_keys_for_flex() -> None:
-    """Of 300 + 8, 128 + 8, 7 + 8 and 0 + 8 keys: whole blocks of 128 first, then those that hold an end or the tree."""
-    mask = flex.tree_block_mask(tree_case((300, 128, 7, 0), torch.float32)[3], 24, 308)
-    assert mask.full_kv_num_blocks.flatten().tolist() == [2, 1, 0, 0]
-    assert mask.kv_num_blocks.flatten().tolist() == [1, 1, 2, 1]
-
-
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:

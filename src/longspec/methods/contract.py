@@ -43,7 +43,7 @@ is_published(config) too, which knows them by their config.json.
 Shapes: B rows, S tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +56,7 @@ from longspec import methods
 from longspec.families import position_limit
 from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
 from longspec.models.losses import NO_LABEL
-from longspec.models.weight_files import check_state, read_tensors
+from longspec.models.weight_files import check_state, fill, read_tensors
 from longspec.states.tensors import StateTensor
 
 
@@ -189,14 +189,6 @@ def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Te
         raise ValueError("position_ids: must rise by one from token to token of a document")
 
 
-def fill(
-    layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
-) -> None:
-    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
-    check(layer, found, source)
-    layer.load_state_dict({name: found[name] for name in layer.state_dict()})
-
-
 class Method(Protocol):
     """A draft method. `settings` is what its settings module makes of a recipe; `config` is the target's configuration."""
 
@@ -272,10 +264,9 @@ class Method(Protocol):
         return {}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights.
+        """Raise ValueError as of weight_files.check_state.
 
-        A layer that holds no numbers is held against a checkpoint, another one against a draft folder's file, which may have to
-        say more.
+        A layer without numbers is held against a checkpoint, another one against a draft folder's file, which may say more.
         """
         check_state(layer, state, source)
 
@@ -297,13 +288,11 @@ class Method(Protocol):
                 if getattr(own, name) != getattr(stored, name)
             ]
             if wrong:
-                faults = "; ".join(wrong)
-                raise ValueError(f"{path}: not the weights of this draft: {faults}; give one that fits, or its own recipe")
+                raise ValueError(
+                    f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe"
+                )
         file = draft_weights_file(path)
         fill(layer, read_tensors(file), file, self.check_state)
 
     def stored_settings(self, path: Path) -> Any:
-        """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.
-
-        Raises ValueError for strange ones.
-        """
+        """The settings of a draft folder, or those of published weight files. Raises ValueError for strange ones."""

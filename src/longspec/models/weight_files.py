@@ -110,6 +110,14 @@ def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
     return {name: tensor for name, tensor in read_tensors(path, wanted).items() if wanted(name)}
 
 
+def fill(
+    layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
+) -> None:
+    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
+    check(layer, found, source)
+    layer.load_state_dict({name: found[name] for name in layer.state_dict()})
+
+
 def check_state(
     layer: nn.Module, found: dict[str, Tensor], source: object, unused: Mapping[str, Tensor] | None = None, hint: str = ""
 ) -> None:

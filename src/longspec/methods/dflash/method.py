@@ -18,8 +18,7 @@ from longspec.methods.dflash.settings import NAME, SOFT, Settings, anchors_of
 from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.methods.layer_config import layer_config
 from longspec.methods.own_layers import OwnLayersMethod
-from longspec.models.attention.backends import SDPA, fastest
-from longspec.models.attention.sdpa import block_bytes as attention_bytes
+from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.block_losses import block_bytes
 from longspec.models.losses import TOP_BYTES
@@ -111,10 +110,8 @@ def memory(
     head = 0 if settings.vocabulary is None else 4 * proposed * hidden
     of_target = hidden * element if with_teacher else TOP_BYTES * (top_k or 0) * (settings.loss == SOFT)
     losses = logits + head + element * hidden * predicted + of_target * tokens
-    scores = 0
-    if fastest(device.type, dtype, width, True) == SDPA:
-        row = min(tokens, settings.row_tokens or tokens) + settings.block_size
-        scores = attention_bytes(n_heads, width, row, None, dtype, device)
+    row = min(tokens, settings.row_tokens or tokens) + settings.block_size
+    scores = score_bytes(n_heads, width, row, None, dtype, device)
     attention = element * ((3 * heads + 2 * key_values + hidden) * slots + 2 * key_values * depth * tokens) + scores
     widest = max(element * (2 * ffn + 2 * hidden) * slots, attention - element * 4 * ffn * slots)
     return DraftMemory(kept=int(kept), losses=int(losses), backward=int(widest + head))

@@ -17,8 +17,7 @@ from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.layer_config import layer_config
 from longspec.methods.own_layers import OwnLayersMethod
-from longspec.models.attention.backends import SDPA, fastest
-from longspec.models.attention.sdpa import block_bytes
+from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
 from longspec.models.losses import TOP_BYTES
@@ -100,10 +99,7 @@ def memory(
     own = 4 * config.num_attention_heads * steps * (steps - 1) // 2
     kept = steps * step + own + element * hidden * (AUXILIARY * (1 + settings.fc_norm + settings.norm_before_fc) + 1)
     window = None if settings.sliding_window is None else settings.sliding_window - 1
-    scores = 0
-    if fastest(device.type, dtype, width, True) == SDPA:
-        row = min(tokens, positions)
-        scores = block_bytes(config.num_attention_heads, width, row, window, dtype, device)
+    scores = score_bytes(config.num_attention_heads, width, min(tokens, positions), window, dtype, device)
     proposed = settings.vocabulary or config.vocab_size
     head = 4 * proposed * hidden
     logits = chain_bytes(config.vocab_size, proposed, steps, tokens, dtype, device, sparse=top_k is not None)
