@@ -23,6 +23,7 @@
                               another program cannot represent beside texts of `context` tokens, None: of any length; only a
                               method with such values has it
         SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
+        implied(tokens)       keys of recipe.method that follow from a target of so many tokens; only a method with such has it
         longest_chain(recipe) how many tokens a draft can have at most; only a method whose drafts have such a limit has it
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with

@@ -119,11 +119,9 @@ class OwnLayersMethod(Method):
     hints: ClassVar[Mapping[str, str]] = {}
 
     def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-        """Return what the trainer reads."""
         return self.trained_by.reads(config, settings, with_llm_loss=with_llm_loss)
 
     def stored_settings(self, path: Path) -> Any:
-        """Return the settings of a draft folder, its tokens from d2t."""
         return draft_settings(path, self.name, self.schema)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:

@@ -3,8 +3,6 @@
 Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
 """
 
-import errno
-import os
 import pickle
 import re
 import zipfile
@@ -33,8 +31,6 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
         yield
     except Exception as error:
         told = f"{type(error).__name__}: {brief(error)}"
-        if os.strerror(errno.ENOMEM) in str(error):
-            raise ValueError(f"{path}: no memory is left to map it ({told}); raise the limit, such as ulimit -v") from error
         raise ValueError(f"{path}: {wrong} ({told}); save, copy or download it again") from error
 
 

@@ -153,7 +153,6 @@ class DFlashMethod(OwnLayersMethod):
         return [plain_S for _, plain_S in rows], {"priority": torch.from_numpy(np.stack(drawn))}
 
     def drafted_steps(self, settings: Settings) -> int:
-        """Return how many tokens a block drafts."""
         return settings.predicted
 
     def published(self, state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:

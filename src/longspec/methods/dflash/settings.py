@@ -103,11 +103,6 @@ class Draft:
     alpha: Annotated[Alpha, means("the smoothing of the draft's probabilities in D-PACE's weights (arXiv 2605.18810)")] = 0.5
 
 
-def implied(tokens: int) -> dict[str, Any]:
-    """Keys of recipe.method that follow from a target of so many tokens: none."""
-    return {}
-
-
 @dataclass(kw_only=True)
 class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""

@@ -132,7 +132,6 @@ class Eagle3Method(OwnLayersMethod):
         return Distribution(settings.ids, 1.0)
 
     def drafted_steps(self, settings: Settings) -> int:
-        """The tokens of a chain, as many as training unrolls."""
         return settings.steps
 
 
