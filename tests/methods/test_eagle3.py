@@ -112,9 +112,13 @@ def test_a_text_is_as_its_chains_one_by_one(settings: dict[str, Any], every: int
     compare(made, output.loss, reference.weighted(plain(made), sums) / 11)
     assert int(output.counts["outside_vocabulary"]) == sum(sum(each.reached) - sum(each.inside) for each in sums)
     assert int(output.counts["past_document"]) == sum(sum(each.past_end) for each in sums)
-    assert float(output.agreement) == pytest.approx(
-        sum(each.agreements[0] for each in sums) / sum(each.reached[0] for each in sums)
-    )
+    with torch.no_grad():
+        steps = made(ids, labels, each_step=True)
+    for step in range(made.settings.steps):  # means over what a step's chains reach
+        reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
+        assert float(steps.loss[step]) == pytest.approx(float(sum(each.losses[step] for each in sums)) / inside, rel=1e-9)
+        assert float(steps.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
+    assert float(output.agreement) == pytest.approx(float(steps.agreement[0]))
 
 
 def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
@@ -148,22 +152,6 @@ def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], f
     sums = [reference.document_sums(plain(made), text_of(made, *each)) for each in zip(documents, own, strict=True)]
     compare(made, output.loss, reference.weighted(plain(made), sums))
     assert int(output.counts["past_document"]) == sum(sum(each.past_end) for each in sums)
-
-
-def test_each_step_is_measured_by_itself() -> None:
-    """Means over what a step's chains reach; an agreement outside the vocabulary is none."""
-    made = make(steps=4, **REDUCED)
-    ids = torch.randint(0, VOCABULARY, (2, 20))
-    labels = masked(ids)
-    with torch.no_grad():
-        output = made(ids, labels, each_step=True)
-        sums = [reference.document_sums(plain(made), text_of(made, *row)) for row in zip(ids, labels, strict=True)]
-    for step in range(4):
-        reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
-        assert float(output.loss[step]) == pytest.approx(float(sum(each.losses[step] for each in sums)) / inside, rel=1e-9)
-        assert float(output.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
-    without = made(ids, labels, each_step=True, with_llm_loss=False)
-    assert without.llm_loss is None
 
 
 def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends, flash
+from longspec.models.attention import flash
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
@@ -61,16 +61,6 @@ def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengt
     torch.testing.assert_close(attend(*case, SCALE, backend), by_hand(*case), atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("backend", [SDPA, FLASH])
-def test_parts_equal_one_mask(backend: str, dtype: torch.dtype, tolerance: float) -> None:
-    *case, visibility = tree_case(ROWS[1], dtype)
-    parts, masked = (attend(*case, visibility, SCALE, way) for way in (backend, EAGER))
-    assert parts.dtype == dtype
-    torch.testing.assert_close(parts, masked, atol=tolerance, rtol=tolerance)
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("lengths", [*ROWS, (1000, 999, 127)])
@@ -120,18 +110,3 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
         seen = attend(*case, SCALE, backend)
         assert not seen[lengths.index(0)].any()
         torch.testing.assert_close(seen.double(), by_hand(*case), atol=1e-5, rtol=1e-5)
-
-
-def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked, fused = [], backends.FUSED
-
-    def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
-        return fused(*tensors, attn_mask=attn_mask, scale=scale)
-
-    monkeypatch.setattr(backends, "FUSED", asked_for)
-    for lengths in ((50, 50), (50, 20)):
-        attend(*tree_case(lengths, torch.float32), SCALE)
-    nodes = (8, (2, 1, GROUPS * 8, 8))
-    assert asked == [(50, None), nodes, (50, (2, 1, 1, 50)), nodes]

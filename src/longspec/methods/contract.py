@@ -104,6 +104,11 @@ class DraftTrainer(nn.Module):
     Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone. Checkpoints keep what is trained
     and nothing else, so a layer's state dict is exactly that: ids of a draft vocabulary, say, belong to the settings, and to
     the layer as a buffer that is not persistent.
+
+    forward(input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss, **draws) returns DraftOutput
+    of a micro batch, int64 [B, S]. labels of -100 are not trained; the loss is divided by `num_labels`; document_ids of packed
+    rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not wanted; draws: as of
+    Method.draws, Method.each_step or Method.heaviest.
     """
 
     draft_model: nn.Module
@@ -119,24 +124,6 @@ class DraftTrainer(nn.Module):
         super()._apply(fn, recurse)
         self.states.follow(next(self.draft_model.parameters()).device)
         return self
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        row_numbers: Tensor | None = None,
-        num_labels: int | None = None,
-        with_llm_loss: bool = True,
-        **draws: Any,
-    ) -> DraftOutput:
-        """Losses of a micro batch, int64 [B, S]; labels of -100 are not trained; the loss is divided by `num_labels`.
-
-        document_ids of packed rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not
-        wanted; draws: as of Method.draws, Method.each_step or Method.heaviest.
-        """
-        raise NotImplementedError
 
 
 def check_inputs(

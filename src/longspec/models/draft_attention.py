@@ -85,15 +85,17 @@ class DraftAttention(nn.Module):
             self.k_proj = nn.Linear(inputs, key_width, bias=biases)
             self.v_proj = nn.Linear(inputs, key_width, bias=biases)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
 
     def _heads(self, x_BSE: Tensor) -> Tensor:
         return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
-    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values [B, K, S, D]."""
-        return rotate(self._heads(self.k_proj(x_BSE)), rope), self._heads(self.v_proj(x_BSE))
+    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], k_norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Keys (normed by k_norm and rotated) and values [B, K, S, D]."""
+        k_BKSD = self._heads(self.k_proj(x_BSE))
+        return rotate(k_BKSD if k_norm is None else k_norm(k_BKSD), rope), self._heads(self.v_proj(x_BSE))
 
     def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Attend by rotated queries and project back, [B, S, H]; attend: queries -> output, [B, N, S, D] both."""
-        seen_BNSD = attend(rotate(self._heads(self.q_proj(x_BSE)), rope))
+        seen_BNSD = attend(rotate(self.q_norm(self._heads(self.q_proj(x_BSE))), rope))
         return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))

@@ -28,7 +28,7 @@ from longspec.methods.dflash.settings import ARCHITECTURE, Settings, mask_token_
 from longspec.methods.layer_config import layer_config, shape_fields
 from longspec.methods.own_layers import OwnLayers, Rope
 from longspec.models.attention.chains import KeysValues
-from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of, rotate
+from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 from longspec.models.draft_head import DraftHead
 from longspec.models.target import head_width
 
@@ -45,14 +45,6 @@ class BlockAttention(DraftAttention):
         if has_k_norm:
             self.k_norm = norm_of(config, self.head_width)
 
-    def queries(self, x_BQH: Tensor, rope: Rope) -> Tensor:
-        """Rotated queries [B, N, Q, D]."""
-        return rotate(self.q_norm(self._heads(self.q_proj(x_BQH))), rope)
-
-    def normed_keys_values(self, x_BSH: Tensor, rope: Rope, k_norm: nn.Module) -> KeysValues:
-        """Keys (normed and rotated) and values [B, K, S, D]."""
-        return rotate(k_norm(self._heads(self.k_proj(x_BSH))), rope), self._heads(self.v_proj(x_BSH))
-
 
 class BlockLayer(nn.Module):
     """One decoder layer. Its names are those that engines load."""
@@ -66,10 +58,9 @@ class BlockLayer(nn.Module):
 
     def forward(self, x_BQH: Tensor, rope: Rope, k_norm: nn.Module, attend: Callable[[Tensor, KeysValues], Tensor]) -> Tensor:
         """Hidden states [B, Q, H] of blocks."""
-        normed_BQH, attention = self.input_layernorm(x_BQH), self.self_attn
-        own = attention.normed_keys_values(normed_BQH, rope, k_norm)
-        seen_BNQD = attend(attention.queries(normed_BQH, rope), own)
-        x_BQH = x_BQH + attention.o_proj(seen_BNQD.transpose(1, 2).flatten(2))
+        normed_BQH = self.input_layernorm(x_BQH)
+        own = self.self_attn.keys_values(normed_BQH, rope, k_norm)
+        x_BQH = x_BQH + self.self_attn(normed_BQH, rope, lambda q_BNQD: attend(q_BNQD, own))
         return x_BQH + self.mlp(self.post_attention_layernorm(x_BQH))
 
 
@@ -101,7 +92,7 @@ class DFlashLayer(OwnLayers):
     def context_keys_values(self, context_BSH: Tensor, rope: Rope) -> list[KeysValues]:
         """Each layer's keys (normed and rotated) and values of the text, [B, K, S, D]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
-        return [each.normed_keys_values(context_BSH, rope, self.k_norm(number)) for number, each in enumerate(attentions)]
+        return [each.keys_values(context_BSH, rope, self.k_norm(number)) for number, each in enumerate(attentions)]
 
     def forward(self, x_BQH: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Hidden states [B, Q, H] of blocks, before the last norm, from the embeddings of their tokens."""

@@ -108,7 +108,7 @@ class DFlashTrainer(OwnLayersTrainer):
         by_slot = tuple(weight / sum(weights) for weight in weights) if settings.weights == DECAY else None
         self.weighting = Weighting(by_slot, settings.alpha)
 
-    def forward(  # type: ignore[override]  # arguments of its own
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,

@@ -13,25 +13,14 @@ from longspec.config.faults import faults_in
 from longspec.methods import exported_draft
 from longspec.methods.draft_files import CONFIG
 from longspec.methods.eagle3.method import METHOD
-from longspec.methods.layer_config import OF_THE_TARGET
+from longspec.methods.layer_config import OF_ONE_LAYER
 from longspec.methods.layer_shape import PARTIAL
 from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models.weight_files import telling_damage
 
 # OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
-OF_THE_LAYER = (
-    *OF_THE_TARGET,
-    "architectures",
-    "model_type",
-    "num_hidden_layers",
-    "head_dim",
-    "draft_vocab_size",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "rope_parameters",
-)
+OF_THE_LAYER = (*OF_ONE_LAYER, "architectures", "draft_vocab_size")
 LAYERS = "hidden_layers_list"
 
 

@@ -17,24 +17,12 @@ from longspec.config.names import HUB_PREFIX
 from longspec.methods import exported_draft
 from longspec.methods.draft_files import CONFIG
 from longspec.methods.eagle3.method import METHOD
-from longspec.methods.layer_config import OF_THE_TARGET
+from longspec.methods.layer_config import OF_ONE_LAYER
 from longspec.models.weight_files import telling_damage
 
 VERSION = "0.9.0"
 OURS, THEIRS = "midlayer.", "layers.0."
-OF_THE_LAYER = (
-    *OF_THE_TARGET,
-    "model_type",
-    "num_hidden_layers",
-    "head_dim",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "rope_parameters",
-    "dtype",
-    "layer_types",
-    "sliding_window",
-)
+OF_THE_LAYER = (*OF_ONE_LAYER, "dtype", "layer_types", "sliding_window")
 OF_THE_DRAFT = (
     "draft_vocab_size",
     "eagle_aux_hidden_state_layer_ids",

@@ -93,7 +93,7 @@ class Eagle3Trainer(OwnLayersTrainer):
         layers = settings.read_of(config.num_hidden_layers)
         return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
 
-    def forward(  # type: ignore[override]  # one argument of its own
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,

@@ -132,7 +132,7 @@ class Glide(DraftTrainer):
         """The frozen target's head, shared by the draft."""
         return self.target.lm_head
 
-    def forward(  # type: ignore[override]  # the order of arguments is published
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
@@ -143,7 +143,7 @@ class Glide(DraftTrainer):
         with_llm_loss: bool = True,
         row_numbers: Tensor | None = None,
     ) -> DraftOutput:
-        """Teacher-forced loss of the draft.
+        """Teacher-forced loss of the draft. The order of arguments is published.
 
         input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
         keys a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once with each,
