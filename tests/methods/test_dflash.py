@@ -1,14 +1,17 @@
 """DFlash's training forward against plain PyTorch, block by block, in float64; first, a row that is learnt is drafted."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
+from longspec.methods.dflash import method as dflash_method
 from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.dflash.method import METHOD
 from longspec.methods.dflash.settings import Settings
@@ -16,6 +19,7 @@ from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.models import losses
 from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.eager import EAGER
 from tests.methods import dflash_reference as reference
 from tests.methods.test_eagle3 import compare, masked, packed_row, text_of
 from tests.targets import SHAPES, VOCABULARY
@@ -166,3 +170,48 @@ def test_inputs_are_refused_by_name() -> None:
         make(mask_token=VOCABULARY)
     with pytest.raises(ValueError, match=r"^recipe\.method\.layers: \[1, 4\]: the target has layers 0 to 3$"):
         make(layers=(1, 4))
+
+
+B, S, W = 2, 20, 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("llama", {"depth": 2, **REDUCED}), ("qwen3", {"depth": 1, "loss": "hard", "sliding_window": 6})],
+)
+def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, Any]) -> None:
+    """Dense attention multiplies every pair of slots and keys of a row."""
+    made = make(name, dtype=torch.float32, anchors=6, block_size=W, **settings)
+    made.states.attention = EAGER
+    ids = torch.randint(0, VOCABULARY, (B, S))
+    found = made.states(ids, torch.arange(S).expand(B, S), None, ["hidden.1", "hidden.3", "final"])
+    made.states.forward = lambda *_: found
+    with FlopCounterMode(display=False) as counter:
+        output = made(ids, ids, with_llm_loss=False)
+        output.loss.backward()
+    config, chosen, slots = made.states.config, made.settings, 6 * W
+    assert dflash_method.slots_of(replace(chosen, row_tokens=S), B * S) == B * slots
+    places = torch.arange(S - 1)  # evenly spread over the anchors there can be
+    anchors = places[(places * 6 // (S - 1)) != ((places - 1) * 6 // (S - 1))]
+    predicted = B * int(sum((anchors + slot < S).sum() for slot in range(1, W)))
+    is_soft = chosen.loss == "soft"
+    wanted = dflash_method.projection_operations(config, chosen, B * S)
+    wanted += dflash_method.block_operations(config, chosen, B * slots, B * slots * (S + slots))
+    wanted += dflash_method.head_operations(config, chosen, predicted, with_teacher=is_soft)
+    assert counter.get_total_flops() == wanted
+
+
+def test_the_whole_is_its_parts() -> None:
+    """With every token an anchor, pairs counted one by one in documents that do not see each other."""
+    config, window = CONFIGS["llama"], 6
+    settings = Settings(layers=(1, 3), depth=2, block_size=W, anchors=40, row_tokens=40, vocabulary=30, sliding_window=window)
+    pairs = 0
+    for length in (9, 22, 9):
+        for place in range(length):
+            for slot in range(W):
+                pairs += sum(place + slot - key < window for key in range(place)) + slot + 1
+    of_layers, of_head = dflash_method.operations(config, settings, 40, [9, 22, 9], 40, with_llm_loss=True)
+    projection = dflash_method.projection_operations(config, settings, 40)
+    assert of_layers == pytest.approx(projection + dflash_method.block_operations(config, settings, 40 * W, pairs))
+    assert of_head == dflash_method.head_operations(config, settings, 40 * (W - 1), with_teacher=True)
