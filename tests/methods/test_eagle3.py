@@ -118,7 +118,8 @@ def test_a_text_is_as_its_chains_one_by_one(settings: dict[str, Any], every: int
         steps = made(ids, labels, each_step=True)
     for step in range(made.settings.steps):  # means over what a step's chains reach
         reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
-        assert float(steps.loss[step]) == pytest.approx(float(sum(each.losses[step] for each in sums)) / inside, rel=1e-9)
+        lost = sum(each.losses[step].item() for each in sums)
+        assert float(steps.loss[step]) == pytest.approx(lost / inside, rel=1e-9)
         assert float(steps.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
     assert float(output.agreement) == pytest.approx(float(steps.agreement[0]))
 
