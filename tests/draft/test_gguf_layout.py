@@ -155,10 +155,7 @@ def test_a_window_as_wide_as_the_texts_is_none(verb: Verb, tmp_path: Path) -> No
     assert not [name for name in reader.fields if "window" in name]
 
 
-def test_other_layouts_have_the_drafts_own_weights(verb: Verb, tmp_path: Path) -> None:
+def test_what_to_write_must_be_named(verb: Verb, tmp_path: Path) -> None:
     folder = draft(tmp_path)
-    for option in (["--dtype", "f16"], ["--context", "64"]):
-        with pytest.raises(SystemExit, match=rf"{option[0]}: {option[1]}: the layout speculators has the draft's own; leave"):
-            verb("export", folder, "--layout", "speculators", "--out", tmp_path / "out", *option)
     with pytest.raises(SystemExit, match=r"--out: missing; the layout gguf has weights of its own: name what to write"):
         verb("export", folder, "--layout", "gguf")

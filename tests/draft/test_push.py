@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import LlamaConfig, Qwen2Config
+from transformers import LlamaConfig
 
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
 from longspec.chain_length import ChainAcceptance, write_acceptance
@@ -17,11 +17,9 @@ from longspec.config import compose_stage, load, to_yaml
 from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import model_card
 from longspec.methods.glide.layer import GlideLayer, published_layout
-from tests.draft.conftest import Verb
+from tests.draft.conftest import CONFIG, Verb
 from tests.draft.hub_upload import Hub
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
-CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2, vocab_size=97)
 STAGES = ("base", "long", "longcot")
 
 

@@ -12,20 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from tests.methods.eagle3_reference import Text, turned
 from tests.reference import State, rms_norm
-
-Rope = Callable[[int], tuple[Tensor, Tensor]]  # position -> cos and sin [D]
-
-
-@dataclass
-class Text:
-    """What a draft is told of a document; labels -100 where a token is none."""
-
-    embedded_SH: Tensor
-    taps: list[Tensor]
-    final_SH: Tensor
-    labels_S: Tensor
-    rope: Rope
 
 
 @dataclass
@@ -57,13 +45,10 @@ class Sums:
     leading_hits: int = 0
 
 
-def turned(x_ND: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    left, right = x_ND.chunk(2, dim=-1)
-    return x_ND * rope[0] + torch.cat([-right, left], dim=-1) * rope[1]
-
-
 def context(draft: Draft, text: Text) -> Tensor:
-    return rms_norm(torch.cat(text.taps, dim=-1) @ draft.state["fc.weight"].T, draft.state["hidden_norm.weight"], draft.eps)
+    return rms_norm(
+        torch.cat(text.auxiliary, dim=-1) @ draft.state["fc.weight"].T, draft.state["hidden_norm.weight"], draft.eps
+    )
 
 
 def key_value(draft: Draft, layer: int, x_H: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

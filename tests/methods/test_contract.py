@@ -193,6 +193,38 @@ def test_rows_without_labels_have_zero_gradients(trainer: Any) -> None:
     assert all(p.grad is not None and not p.grad.any() for p in trainer.draft_model.parameters())
 
 
+def test_a_neighbour_changes_no_bit_of_a_documents_losses(trainer: Any) -> None:
+    """Values and gradients of the labels of one document, when the documents on both sides of it change."""
+    numbers = torch.repeat_interleave(torch.arange(3), torch.tensor([5, 9, 6]))[None]
+    positions = torch.cat([torch.arange(5), torch.arange(9), torch.arange(6)])[None]
+    ids = torch.randint(0, VOCABULARY, (1, LENGTH))
+    other = torch.where(numbers == 1, ids, torch.randint(0, VOCABULARY, ids.shape))
+    labels, results = ids.masked_fill(numbers != 1, -100), []
+    for row in (ids, other):
+        loss = trainer(row, labels, position_ids=positions, document_ids=numbers, num_labels=1).loss
+        results.append([loss.detach(), *torch.autograd.grad(loss, list(trainer.draft_model.parameters()))])
+    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
+
+
+def test_what_is_not_a_number_is_no_masked_zero(recipe: Any, trainer: Any, run: Any) -> None:
+    """Whatever is read, also where the target would prefer a token that the draft cannot say."""
+    method, settings = method_of(recipe)
+    own = trainer.states.forward
+    for tensor in method.reads(trainer.states.config, settings, with_llm_loss=False):
+
+        def damaged(*arguments: Any, name: str = tensor.name) -> dict[str, Tensor]:
+            found = own(*arguments)
+            found[name][0, ..., 1, :] = torch.nan
+            return found
+
+        trainer.states.forward = damaged
+        trainer.zero_grad()
+        loss = run(with_llm_loss=False).loss
+        assert loss.isnan(), tensor.name
+        loss.backward()
+        assert any(parameter.grad.isnan().any() for parameter in trainer.draft_model.parameters())
+
+
 def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
     method, settings = method_of(recipe)
     with torch.no_grad():

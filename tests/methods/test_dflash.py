@@ -1,17 +1,17 @@
 """DFlash's training forward against plain PyTorch, block by block, in float64; first, a row that is learnt is drafted."""
 
-import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
+from longspec.methods.dflash import method as dflash_method
 from longspec.methods.dflash.drafter import DFlashDrafter
 from longspec.methods.dflash.method import METHOD
 from longspec.methods.dflash.settings import Settings
@@ -21,7 +21,7 @@ from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import dflash_reference as reference
-from tests.methods.test_eagle3 import masked, packed_row
+from tests.methods.test_eagle3 import compare, masked, packed_row, text_of
 from tests.targets import SHAPES, VOCABULARY
 
 FOUR = SHAPES | {"num_hidden_layers": 4}
@@ -67,13 +67,8 @@ def test_a_row_that_is_learnt_is_drafted_whole() -> None:
 
 
 @pytest.fixture
-def exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers' norm rounds to float32 on the way; chunks are smaller than what they cut."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        return self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
-
-    monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
+def exact(exact_norms: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks are smaller than what they cut."""
     monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 12)
 
@@ -94,32 +89,6 @@ def plain(made: DFlashTrainer) -> reference.Draft:
         weights=reference.d_pace(alpha) if settings.weights == "d_pace" else reference.falling(settings.gamma),
         window=settings.sliding_window,
     )
-
-
-def text_of(made: DFlashTrainer, ids_S: Tensor, labels_S: Tensor) -> reference.Text:
-    """A document's hidden states as transformers itself gives them."""
-    target = made.states.target
-    with torch.no_grad():
-        out = target.model(ids_S[None], output_hidden_states=True, attention_backend=EAGER)
-    embedded_SH = out.hidden_states[0][0]
-
-    def rope(position: int) -> tuple[Tensor, Tensor]:
-        cos, sin = target.model.rotary_emb(embedded_SH[None], torch.tensor([[position]]))
-        return cos[0, 0], sin[0, 0]
-
-    taps = [out.hidden_states[layer][0] for layer in LAYERS]
-    return reference.Text(embedded_SH, taps, out.last_hidden_state[0], labels_S, rope)
-
-
-def compare(made: DFlashTrainer, loss: Tensor, expected: Tensor) -> None:
-    """Same value and same gradients."""
-    torch.testing.assert_close(loss, expected, rtol=1e-9, atol=0)
-    names, parameters = zip(*made.draft_model.named_parameters(), strict=True)
-    got = torch.autograd.grad(3 * loss, parameters)
-    wanted = torch.autograd.grad(3 * expected, parameters)
-    for name, left, right in zip(names, got, wanted, strict=True):
-        assert right.norm() > 0, name
-        assert (left - right).norm() <= 1e-9 * right.norm(), name
 
 
 ALL = {"anchors": 99}
@@ -169,19 +138,6 @@ def test_packed_documents_are_as_if_alone(exact: None, name: str, settings: dict
     compare(made, output.loss, sum(each.weighted for each in sums))
 
 
-def test_a_neighbour_changes_no_bit_of_a_documents_losses() -> None:
-    """Values and gradients of the labels of one document, when the documents on both sides of it change."""
-    made = make(anchors=99)
-    _, ids, positions, numbers = packed_row([7, 11, 8], 3)
-    labels = ids.masked_fill(numbers != 1, -100)
-    other = torch.where(numbers == 1, ids, torch.randint(0, VOCABULARY, ids.shape))
-    results = []
-    for row in (ids, other):
-        loss = made(row, labels, position_ids=positions, document_ids=numbers, num_labels=1).loss
-        results.append([loss.detach(), *torch.autograd.grad(loss, list(made.draft_model.parameters()))])
-    assert all(torch.equal(left, right) for left, right in zip(*results, strict=True))
-
-
 def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
     """A draw takes as many tokens as it is to, of the highest numbers; over all draws the loss is that of all anchors."""
     made = make(anchors=2)
@@ -204,33 +160,58 @@ def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
     assert int(evenly.counts["blocks"]) == 2
 
 
-@pytest.mark.parametrize("name", ["hidden.1", "hidden.3", "final", "embedded"])
-def test_what_is_not_a_number_is_no_masked_zero(name: str) -> None:
-    made = make(anchors=99, **REDUCED)
-    own = made.states.forward
-
-    def damaged(*arguments: Any) -> dict[str, Tensor]:
-        found = own(*arguments)
-        found[name][0, 6] = math.nan
-        return found
-
-    made.states.forward = damaged
-    ids = torch.randint(0, VOCABULARY, (1, 16))
-    loss = made(ids, ids).loss
-    assert loss.isnan()
-    loss.backward()
-    assert any(parameter.grad.isnan().any() for parameter in made.draft_model.parameters())
-
-
 def test_inputs_are_refused_by_name() -> None:
     made = make()
     ids = torch.randint(0, VOCABULARY, (1, 12))
     positions = torch.arange(12)[None]
     with pytest.raises(ValueError, match=r"^position_ids: must rise by one from token to token of a document$"):
         made(ids, ids, position_ids=torch.where(positions > 4, positions + 100, positions))
-    with pytest.raises(ValueError, match=r"^labels: 97 lies outside"):
-        made(ids, torch.full_like(ids, VOCABULARY))
     with pytest.raises(ValueError, match=r"^recipe\.method\.mask_token: 97: the target has tokens 0 to 96$"):
         make(mask_token=VOCABULARY)
     with pytest.raises(ValueError, match=r"^recipe\.method\.layers: \[1, 4\]: the target has layers 0 to 3$"):
         make(layers=(1, 4))
+
+
+B, S, W = 2, 20, 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("llama", {"depth": 2, **REDUCED}), ("qwen3", {"depth": 1, "loss": "hard", "sliding_window": 6})],
+)
+def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, Any]) -> None:
+    """Dense attention multiplies every pair of slots and keys of a row."""
+    made = make(name, dtype=torch.float32, anchors=6, block_size=W, **settings)
+    made.states.attention = EAGER
+    ids = torch.randint(0, VOCABULARY, (B, S))
+    found = made.states(ids, torch.arange(S).expand(B, S), None, ["hidden.1", "hidden.3", "final"])
+    made.states.forward = lambda *_: found
+    with FlopCounterMode(display=False) as counter:
+        output = made(ids, ids, with_llm_loss=False)
+        output.loss.backward()
+    config, chosen, slots = made.states.config, made.settings, 6 * W
+    assert dflash_method.slots_of(replace(chosen, row_tokens=S), B * S) == B * slots
+    places = torch.arange(S - 1)  # evenly spread over the anchors there can be
+    anchors = places[(places * 6 // (S - 1)) != ((places - 1) * 6 // (S - 1))]
+    predicted = B * int(sum((anchors + slot < S).sum() for slot in range(1, W)))
+    is_soft = chosen.loss == "soft"
+    wanted = dflash_method.projection_operations(config, chosen, B * S)
+    wanted += dflash_method.block_operations(config, chosen, B * slots, B * slots * (S + slots))
+    wanted += dflash_method.head_operations(config, chosen, predicted, with_teacher=is_soft)
+    assert counter.get_total_flops() == wanted
+
+
+def test_the_whole_is_its_parts() -> None:
+    """With every token an anchor, pairs counted one by one in documents that do not see each other."""
+    config, window = CONFIGS["llama"], 6
+    settings = Settings(layers=(1, 3), depth=2, block_size=W, anchors=40, row_tokens=40, vocabulary=30, sliding_window=window)
+    pairs = 0
+    for length in (9, 22, 9):
+        for place in range(length):
+            for slot in range(W):
+                pairs += sum(place + slot - key < window for key in range(place)) + slot + 1
+    of_layers, of_head = dflash_method.operations(config, settings, 40, [9, 22, 9], 40, with_llm_loss=True)
+    projection = dflash_method.projection_operations(config, settings, 40)
+    assert of_layers == pytest.approx(projection + dflash_method.block_operations(config, settings, 40 * W, pairs))
+    assert of_head == dflash_method.head_operations(config, settings, 40 * (W - 1), with_teacher=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Recipe
+from longspec.draft import folder
 from longspec.draft.folder import config_of, write_draft
 from longspec.draft.importing import import_draft
 from longspec.methods.dflash import settings as dflash
@@ -122,7 +123,8 @@ def test_a_folder_is_what_engines_read_and_what_we_read_back(tmp_path: Path, tar
 def test_the_card_says_how_to_serve_it(tmp_path: Path, target_path: str) -> None:
     """As many drafted tokens as a block has slots behind its first one."""
     write(tmp_path / "draft", target_path, SETTINGS)
-    template = jinja2.Environment(undefined=jinja2.StrictUndefined).from_string((FOLDER / "card.md.j2").read_text())
+    loader = jinja2.FileSystemLoader([FOLDER.parent, Path(folder.__file__).parent])
+    template = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined).get_template("dflash/card.md.j2")
     about = {"config": read_json(tmp_path / "draft/config.json"), "base_model": "owner/target"}
     body = template.render(**about, repository="me/draft", revision="main")
     commands = [line for line in body.replace(" \\\n    ", " ").splitlines() if line.startswith(("vllm", "python -m sglang"))]
@@ -244,7 +246,7 @@ def test_a_recipe_is_refused_with_its_key(method: dict[str, Any], message: str) 
 
 def test_a_target_is_refused_with_the_recipes_key() -> None:
     for layers, tokens, method, message in (
-        (6, 97, {}, r"layers: must be given for a target of 6 layers, such as \[1, 2, 3\]"),
+        (6, 97, {}, r"layers: must be given for a target of 6 layers, such as \[1, 3, 5\]"),
         (9, 97, {"layers": [3, 9]}, r"layers: \[3, 9\]: the target has layers 0 to 8"),
         (9, 97, {"mask_token": 97}, "mask_token: 97: the target has tokens 0 to 96"),
         (9, 97, {"vocabulary": 97}, "vocabulary: 97: the target has 97 tokens; give fewer"),
@@ -252,4 +254,4 @@ def test_a_target_is_refused_with_the_recipes_key() -> None:
         with pytest.raises(ValueError, match=rf"^recipe\.method\.{message}"):
             dflash.fits(recipe_of(**method), layers, tokens)
     dflash.fits(recipe_of(), 9, 97)
-    assert dflash.layers_of(None, 9) == (2, 4, 6)
+    assert Settings().read_of(9) == (2, 4, 6)

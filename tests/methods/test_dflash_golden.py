@@ -9,7 +9,6 @@ names the same.
 Shapes: S tokens, A blocks, W slots of a block, R slots with a label, H hidden width, T target's vocabulary, V draft vocabulary.
 """
 
-import json
 from dataclasses import replace
 from math import exp
 from pathlib import Path
@@ -17,14 +16,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from longspec.methods.dflash.method import METHOD
 from longspec.methods.dflash.settings import Settings
 from longspec.methods.dflash.trainer import DFlashTrainer
-from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods.test_eagle3_golden import Golden
 
@@ -35,32 +31,13 @@ pytestmark = [pytest.mark.parametrize("draft", ["full", "reduced"]), pytest.mark
 
 @pytest.fixture(scope="module")
 def golden() -> Golden:
-    with safe_open(FILE, "pt") as file:
-        names = file.keys()
-        return Golden(json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in names})
-
-
-def below(golden: Golden, *path: str) -> dict[str, Tensor]:
-    """The tensors under a path, by the rest of their names."""
-    start = "".join(f"{part}/" for part in path)
-    return {name.removeprefix(start): tensor for name, tensor in golden.tensors.items() if name.startswith(start)}
+    return Golden.read(FILE)
 
 
 @pytest.fixture
 def made(golden: Golden, draft: str, attention: str) -> DFlashTrainer:
-    """The draft beside its target, as training makes it."""
-    about, weights = golden.about, below(golden, draft, "weights")
-    target = LlamaForCausalLM._from_config(LlamaConfig(**about["target"]), attn_implementation=STATES_ATTENTION)
-    target.load_state_dict(below(golden, "target"))
-    shape = about["shape"] | {"layers": tuple(about["shape"]["layers"])} | about["drafts"][draft]
-    settings = Settings(**shape)
-    if "d2t" in weights:
-        offsets_V = weights.pop("d2t")
-        ids = tuple((offsets_V + torch.arange(len(offsets_V))).tolist())
-        settings = replace(settings, vocabulary=len(ids), ids=ids, target_vocabulary=about["target"]["vocab_size"])
-    made = METHOD.trainer(TargetStates(target.requires_grad_(False).eval(), attention=attention), settings, None)
-    made.draft_model.load_state_dict({name: weights[name] for name in made.draft_model.state_dict()})
-    return made
+    shape = golden.about["shape"] | {"layers": tuple(golden.about["shape"]["layers"])} | golden.about["drafts"][draft]
+    return golden.trainer(METHOD, Settings(**shape), draft, attention)
 
 
 def arguments(row: dict[str, Tensor]) -> dict[str, Any]:
@@ -89,7 +66,7 @@ def teacher_of(made: DFlashTrainer, row: dict[str, Tensor]) -> tuple[Tensor, Ten
 
 @pytest.mark.parametrize("number", ["0", "1"])
 def test_logits_loss_and_gradients_are_theirs(golden: Golden, draft: str, made: DFlashTrainer, number: str) -> None:
-    row, layer = below(golden, draft, number), made.draft_model
+    row, layer = golden.below(draft, number), made.draft_model
     made.settings = settings = replace(made.settings, anchors=len(row["anchors"]))
     rows: list[Tensor] = []
     with layer.norm.register_forward_hook(lambda _, __, out: rows.append(out)):
@@ -110,7 +87,7 @@ def test_logits_loss_and_gradients_are_theirs(golden: Golden, draft: str, made: 
     torch.testing.assert_close(output.loss * scale - own, row["loss"], rtol=1e-4, atol=0)
 
     names, parameters = zip(*layer.named_parameters(), strict=True)
-    wanted = below(golden, draft, number, "gradient")
+    wanted = golden.below(draft, number, "gradient")
     if settings.tied_k_norm:
         wanted[K_NORM.format(0)] = sum(wanted.pop(K_NORM.format(number)) for number in range(settings.depth))
     assert set(names) == set(wanted)

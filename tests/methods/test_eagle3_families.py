@@ -12,7 +12,6 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from longspec import methods
@@ -24,13 +23,12 @@ from longspec.families import FAMILIES
 from longspec.methods.dflash import settings as dflash
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.layer_config import layer_config
-from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention import sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.draft.eagle3_drafts import recipe_of
 from tests.eager import EAGER
-from tests.models import flash_stand_in
 from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -102,12 +100,9 @@ def test_packed_documents_have_the_states_of_each_alone(path: str, monkeypatch: 
 
 @pytest.mark.parametrize(("backend", "chunk"), [(EAGER, None), (SDPA, 17), (FLASH, None), (FLEX, 17)])
 def test_sinks_are_in_the_softmax_of_every_backend(
-    backend: str, chunk: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: str, chunk: int | None, tmp_path: Path, stand_ins: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
-    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     path = save_target("gpt_oss", tmp_path, EAGLE3_TARGETS)
     check_states(path, states_of(path, backend, chunk))
 

@@ -109,16 +109,12 @@ def test_transformers_reads_the_configuration_as_a_llama(make: Make) -> None:
     assert (config.layer_types, config.sliding_window) == (["sliding_attention"], 64)
     assert (config.norm_before_residual, config.norm_before_fc, config.fc_norm, config.norm_output) == (False,) * 4
     assert LlamaConfig.from_pretrained(folder).to_diff_dict() == config.to_diff_dict()
+    # vLLM takes them for inputs of layers, and looks at the top first; SGLang for outputs, in eagle_config alone.
+    content = read_json(folder / "config.json")
+    assert content["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6] == content["settings"]["layers"]
+    assert content["eagle_config"] == {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     body = AutoModelForCausalLM.from_config(config)
     assert body.model.layers[0].self_attn.q_proj.out_features == SHAPES["midlayer.self_attn.q_proj.weight"][0]
-
-
-def test_each_engine_is_told_the_layers_as_it_counts_them(make: Make) -> None:
-    """vLLM: inputs of layers, and it looks at the top first. SGLang: outputs, in eagle_config alone, so it adds one."""
-    content = read_json(make() / "config.json")
-    assert content["eagle_aux_hidden_state_layer_ids"] == [2, 4, 6] == content["settings"]["layers"]
-    assert [layer + 1 for layer in content["eagle_config"]["eagle_aux_hidden_state_layer_ids"]] == [2, 4, 6]
-    assert content["eagle_config"]["use_aux_hidden_state"] is True
 
 
 @pytest.mark.parametrize(

@@ -37,35 +37,44 @@ pytestmark = [pytest.mark.parametrize("draft", DRAFTS), pytest.mark.parametrize(
 class Golden:
     about: dict[str, Any]
     tensors: dict[str, Tensor]
+    layer: str  # what theirs is called in ours
+
+    @classmethod
+    def read(cls, file: Path, layer: str = "layers.0.") -> "Golden":
+        with safe_open(file, "pt") as opened:
+            names = opened.keys()
+            return cls(json.loads(opened.metadata()["about"]), {name: opened.get_tensor(name) for name in names}, layer)
 
     def below(self, *path: str) -> dict[str, Tensor]:
-        """The tensors under a path, by the rest of their names; the draft's layer is called as ours."""
+        """The tensors under a path, by the rest of their names."""
         start = "".join(f"{part}/" for part in path)
         found = {name.removeprefix(start): tensor for name, tensor in self.tensors.items() if name.startswith(start)}
-        return {re.sub(r"^layers\.0\.", "midlayer.", name): tensor for name, tensor in found.items()}
+        return {re.sub(r"^layers\.0\.", self.layer, name): tensor for name, tensor in found.items()}
+
+    def trainer(self, method: Any, settings: Any, draft: str, attention: str) -> Any:
+        """The draft beside its target, as training makes it."""
+        about, weights = self.about, self.below(draft, "weights")
+        target = LlamaForCausalLM._from_config(LlamaConfig(**about["target"]), attn_implementation=STATES_ATTENTION)
+        target.load_state_dict(self.below("target"))
+        if "d2t" in weights:
+            offsets_V = weights.pop("d2t")
+            ids = tuple((offsets_V + torch.arange(len(offsets_V))).tolist())
+            settings = replace(settings, vocabulary=len(ids), ids=ids, target_vocabulary=about["target"]["vocab_size"])
+        made = method.trainer(TargetStates(target.requires_grad_(False).eval(), attention=attention), settings, None)
+        made.draft_model.load_state_dict({name: weights[name] for name in made.draft_model.state_dict()})
+        return made
 
 
 @pytest.fixture(scope="module")
 def golden() -> Golden:
-    with safe_open(FILE, "pt") as file:
-        names = file.keys()
-        return Golden(json.loads(file.metadata()["about"]), {name: file.get_tensor(name) for name in names})
+    return Golden.read(FILE, "midlayer.")
 
 
 @pytest.fixture
 def made(golden: Golden, draft: str, attention: str) -> Eagle3Trainer:
-    """The draft beside its target, as training makes it."""
-    about, weights = golden.about, golden.below(draft, "weights")
-    target = LlamaForCausalLM._from_config(LlamaConfig(**about["target"]), attn_implementation=STATES_ATTENTION)
-    target.load_state_dict(golden.below("target"))
+    about = golden.about
     settings = Settings(layers=tuple(about["layers"]), steps=about["steps"], decay=about["decay"], **about["drafts"][draft])
-    if "d2t" in weights:
-        offsets_V = weights.pop("d2t")
-        ids = tuple((offsets_V + torch.arange(len(offsets_V))).tolist())
-        settings = replace(settings, vocabulary=len(ids), ids=ids, target_vocabulary=about["target"]["vocab_size"])
-    made = METHOD.trainer(TargetStates(target.requires_grad_(False).eval(), attention=attention), settings, None)
-    made.draft_model.load_state_dict(weights)
-    return made
+    return golden.trainer(METHOD, settings, draft, attention)
 
 
 def labels_of(document: dict[str, Tensor]) -> Tensor:

@@ -10,13 +10,11 @@ from itertools import cycle, product
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention import flex, sdpa
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
-from tests.models import flash_stand_in
 from tests.reference import attention
 
 LENGTH = 70
@@ -117,13 +115,10 @@ def check(backend: str, case: Case, dtype: torch.dtype = torch.float64) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks_and_stand_ins(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks smaller than the rows, flash-attn's stand-in, and flex_attention without its minute of compiling."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(flex, "BLOCK", 16)
-    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 @pytest.mark.parametrize(("kept", "window"), list(zip(product(DOCUMENTS, LAGS), cycle([None, 20]), strict=False)))

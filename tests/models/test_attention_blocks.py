@@ -6,7 +6,6 @@ Shapes: B rows, A blocks, W slots, Q = A W queries, S keys of the text, N query 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import flex, sdpa
 from longspec.models.attention.backends import FLEX, SDPA
@@ -18,12 +17,10 @@ STARTS = torch.tensor([[0, 0, 11, 11, 30, 31, 31], [9, 9, 9, 9, 9, 31, 0]])
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks and blocks of masks smaller than a row; flex_attention without its minute of compiling."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 12)
     monkeypatch.setattr(flex, "BLOCK", 16)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
 
 
 def tensors(dtype: torch.dtype, needs_gradient: bool) -> list[Tensor]:

@@ -10,7 +10,6 @@ from itertools import cycle, pairwise, product
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
 from longspec.models.attention import chains, flash, flex, sdpa
 from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA
@@ -18,7 +17,6 @@ from longspec.models.attention.chains import attend_chains
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
 from tests.largest import Largest
-from tests.models import flash_stand_in
 
 LENGTH, WIDTH, SCALE = 41, 12, 0.4
 DOCUMENTS: dict[str, tuple[tuple[tuple[int, int], ...], ...] | None] = {
@@ -108,13 +106,10 @@ def check(case: Case, backend: str, dtype: torch.dtype = torch.float64) -> None:
 
 
 @pytest.fixture(autouse=True)
-def small_blocks_and_stand_ins(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def small_blocks_and_stand_ins(stand_ins: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Blocks smaller than the rows, flash-attn's stand-ins, flex_attention uncompiled, and sdpa as on a GPU where asked for."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
     monkeypatch.setattr(chains, "BLOCK", {"cpu": 2 * 4 * WIDTH * 16})
-    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("backend") == PLAIN:
         monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
 

@@ -108,18 +108,6 @@ def test_drafted_blocks_on_a_gpu(backend: str, window: int | None) -> None:
         assert (left.float() - right).norm() <= 0.01 * right.norm()
 
 
-@pytest.mark.parametrize("queries", [1, 5, 300])
-@pytest.mark.parametrize("name", sorted(visibilities("cpu")))
-@pytest.mark.parametrize("backend", ON_GPU)
-def test_queries_at_the_end_of_more_keys_on_a_gpu(backend: str, name: str, queries: int) -> None:
-    need(backend)
-    q, k, v, _ = tensors("cuda", torch.bfloat16, queries)
-    with torch.no_grad(), without_tf32():
-        out = attend(q, k, v, visibilities("cuda")[name], SCALE, backend)
-        expected = attend(q.float(), k.float(), v.float(), visibilities("cuda")[name], SCALE, EAGER)
-    assert (out.float() - expected).norm() <= 0.01 * expected.norm()
-
-
 @pytest.mark.gpu
 def test_the_stand_in_is_flash_attn() -> None:
     need(FLASH)

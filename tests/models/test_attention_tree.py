@@ -3,13 +3,11 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import backends, flash, flex
+from longspec.models.attention import flash
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import TreeVisibility
 from tests.eager import EAGER
-from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache
 
 HEADS, GROUPS, WIDTH, SCALE = 2, 3, 16, 0.3
@@ -54,31 +52,13 @@ def by_hand(q: Tensor, k: Tensor, v: Tensor, visibility: TreeVisibility) -> Tens
     return seen
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """flash-attn's stand-in, and flex_attention uncompiled."""
-    monkeypatch.setattr(flash, "package", lambda: flash_stand_in)
-    monkeypatch.setattr(flex, "compiled", lambda dynamic: flex_attention)
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-
-
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize(("lengths", "window"), list(zip(ROWS, [None, 25, 25, None], strict=True)))
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengths, window) -> None:
     case = tree_case(lengths, torch.float64, window)
     tolerance = 1e-5 if backend == FLASH else 1e-9  # the log-sum-exp of flash-attn is of float32
     torch.testing.assert_close(attend(*case, SCALE, backend), by_hand(*case), atol=tolerance, rtol=tolerance)
-
-
-@pytest.mark.usefixtures("on_cpu")
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
-def test_parts_equal_one_mask(backend: str, dtype: torch.dtype, tolerance: float) -> None:
-    *case, visibility = tree_case(ROWS[1], dtype)
-    parts, masked = (attend(*case, visibility, SCALE, way) for way in (backend, EAGER))
-    assert parts.dtype == dtype
-    torch.testing.assert_close(parts, masked, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.gpu
@@ -93,14 +73,6 @@ def test_parts_equal_one_mask_on_a_gpu(backend: str, lengths, window, dtype: tor
         case = tree_case(lengths, dtype, window, "cuda", tree=is_tree)
         seen, wanted = attend(*case, SCALE, backend).cpu().double(), by_hand(*case)
         assert (seen - wanted).norm() <= 0.01 * wanted.norm()
-
-
-@pytest.mark.gpu
-def test_flex_compiles_once_for_all_lengths_on_a_gpu() -> None:
-    torch._dynamo.reset()
-    for length in range(500, 560, 7):
-        attend(*tree_case((length, 300), torch.bfloat16, device="cuda"), SCALE, FLEX)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
 
 
 @pytest.mark.gpu
@@ -128,14 +100,7 @@ def test_no_mask_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPa
     assert widest == [40]
 
 
-def test_blocks_of_the_prefix_need_no_look_at_keys_for_flex() -> None:
-    """Of 300 + 8, 128 + 8, 7 + 8 and 0 + 8 keys: whole blocks of 128 first, then those that hold an end or the tree."""
-    mask = flex.tree_block_mask(tree_case((300, 128, 7, 0), torch.float32)[3], 24, 308)
-    assert mask.full_kv_num_blocks.flatten().tolist() == [2, 1, 0, 0]
-    assert mask.kv_num_blocks.flatten().tolist() == [1, 1, 2, 1]
-
-
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("window", [None, 4])
 @pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
 def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
@@ -145,18 +110,3 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
         seen = attend(*case, SCALE, backend)
         assert not seen[lengths.index(0)].any()
         torch.testing.assert_close(seen.double(), by_hand(*case), atol=1e-5, rtol=1e-5)
-
-
-def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked, fused = [], backends.FUSED
-
-    def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
-        return fused(*tensors, attn_mask=attn_mask, scale=scale)
-
-    monkeypatch.setattr(backends, "FUSED", asked_for)
-    for lengths in ((50, 50), (50, 20)):
-        attend(*tree_case(lengths, torch.float32), SCALE)
-    nodes = (8, (2, 1, GROUPS * 8, 8))
-    assert asked == [(50, None), nodes, (50, (2, 1, 1, 50)), nodes]

@@ -31,21 +31,6 @@ def plain(weight: Tensor, hidden: list[Tensor], teacher: DenseTeacher, places: l
     return [loss[inside_N[at]].sum() for loss, at in zip(found, places, strict=True)]
 
 
-@pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
-def test_value_and_gradients_over_many_chunks(monkeypatch: pytest.MonkeyPatch, ids: Tensor | None) -> None:
-    monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)
-    weight, hidden, teacher, places = case(ids, torch.float64)
-    sums, steps = chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS), plain(weight, hidden, teacher, places)
-    wanted = torch.stack([scale * loss for scale, loss in zip(WEIGHTS, steps, strict=True)]).sum()
-    torch.testing.assert_close(sums.draft, wanted, rtol=1e-12, atol=0)
-    torch.testing.assert_close(sums.losses_K, torch.stack(steps).detach(), rtol=1e-12, atol=0)
-    got = torch.autograd.grad(3 * sums.draft, [weight, *hidden])
-    for left, right in zip(got, torch.autograd.grad(3 * wanted, [weight, *hidden]), strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-10, atol=1e-12)
-    target = torch.nn.functional.cross_entropy(teacher.hidden_NH @ teacher.weight_TH.T, teacher.labels_N, reduction="sum")
-    torch.testing.assert_close(sums.target, target, rtol=1e-12, atol=0)
-
-
 def test_the_heads_gradient_is_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16 a sum of 40 chunks would lose most of its bits."""
     monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 1)

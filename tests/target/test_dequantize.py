@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers import AutoTokenizer
 
 from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.models.target import load_target
@@ -48,23 +47,6 @@ def test_float16_gives_the_very_model(tmp_path: Path, architecture: str) -> None
         assert torch.equal(target(IDS).logits, model(IDS).logits)
 
 
-@pytest.mark.parametrize("architecture", CONFIGS)
-def test_blocks_of_integers_give_what_transformers_makes_of_them(tmp_path: Path, architecture: str) -> None:
-    model = gguf_files.random_model(architecture)
-    path = gguf_files.write(tmp_path / "a.gguf", model, "Q8_0")
-    with torch.device("meta"):
-        empty = AutoModelForCausalLM.from_config(model.config)
-    wanted = load_gguf_checkpoint(path, return_tensors=True, model_to_load=empty)["tensors"]
-    target = AutoModelForCausalLM.from_pretrained(made(path, tmp_path), dtype=torch.float32).state_dict()
-    for name, weight in model.state_dict().items():
-        if name != "lm_head.weight" or not model.config.tie_word_embeddings:
-            assert torch.equal(target[name], wanted[name]), name
-        # A block of 32 has one scale, its largest weight / 127 in float16: off by half of it, and by the scale's rounding.
-        blocks = weight.view(-1, 32)
-        off = blocks.abs().amax(1, keepdim=True) * (0.5 / 127 + 2**-11 + 1e-6)
-        assert weight.dim() == 1 or ((target[name].view(-1, 32) - blocks).abs() <= off).all(), name
-
-
 def test_tied_weights_are_written_once_and_the_manifests_say_of_what(llama: Path, tmp_path: Path) -> None:
     folder = made(llama, tmp_path, sha256_file(llama))
     with safe_open(folder / "model.safetensors", framework="pt") as file:
@@ -74,17 +56,6 @@ def test_tied_weights_are_written_once_and_the_manifests_say_of_what(llama: Path
         manifest = read_json(tmp_path / f"{name}_manifest.json")
         assert manifest["gguf"] == {"bytes": llama.stat().st_size, "sha256": sha256_file(llama)}
         assert manifest["source"] == str(llama)
-
-
-def test_several_files_hold_the_same_weights(llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = load_target(str(made(llama, tmp_path / "a")), read_target_config(tmp_path / "a/target"), torch.float32)
-    monkeypatch.setattr(dequantize, "SHARD_BYTES", 50_000)
-    folder = made(llama, tmp_path / "b")
-    shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert shards == [f"model-{number:05d}-of-{len(shards):05d}.safetensors" for number in range(1, len(shards) + 1)]
-    assert len(shards) > 2
-    parts = load_target(str(folder), read_target_config(folder), torch.float32)
-    assert all(torch.equal(parts.state_dict()[name], weight) for name, weight in whole.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -124,11 +95,14 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"without": ("blk.1.ffn_up.weight",)}, "lacks 1 tensors of the model, such as blk.1.ffn_up.weight"),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
         ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
-        ({"more": {"feed_forward_length": 128}}, r"ffn_\w+|mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
+        ({"more": {"feed_forward_length": 128}}, r"mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
         ({"more": {"split.count": 3}}, "is a part of a model; .*: llama-gguf-split --merge"),
         ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
         ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
-        ({"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}}, "token_embd.weight: .* not finite"),
+        (
+            {"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}},
+            "embed_tokens.weight: holds values that are not finite",
+        ),
     ],
 )
 def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -147,7 +121,7 @@ def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[s
         (
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\0",
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\x18",
-            ".*: type I8 is not supported",
+            ".* quantized in an unknown way .*I8",
         ),
     ],
 )

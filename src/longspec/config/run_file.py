@@ -242,7 +242,7 @@ def with_implied(run: Run, facts: TargetFacts | None, model: Section | None) -> 
     """Return the section recipe of a run, on top of what its target and its method imply."""
     implied: Section = {} if model is None else {"model": model}
     if facts is not None and facts.tokens is not None:
-        implied |= {"method": methods.settings_of(run.says.method or default_method()).implied(facts.tokens)}
+        implied |= {"method": methods.implied(run.says.method or default_method(), facts.tokens)}
     return _merged(implied, run.says.recipe)
 
 

@@ -78,10 +78,7 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
     ]
     model = stages[-1]["recipe"]["model"]
     module, cls, _ = (config["model_target"] or "..").rsplit(".", 2)
-    part = Path(methods.__file__).parent / config["draft"] / "card.md.j2"
-    loader = jinja2.ChoiceLoader(
-        [jinja2.FileSystemLoader(Path(__file__).parent), jinja2.DictLoader({"method.md.j2": part.read_text(encoding="utf-8")})]
-    )
+    loader = jinja2.FileSystemLoader([Path(__file__).parent, Path(methods.__file__).parent])
     environment = jinja2.Environment(loader=loader, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
     acceptance = None if report is None else acceptance_table(report, variant, config["stage"])
     return environment.get_template("card.md.j2").render(

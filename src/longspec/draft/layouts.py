@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from longspec import methods
 from longspec.atomic_files import files_below, new_folder, write_json
@@ -38,23 +37,12 @@ def write_layout(
     for option, value in (("--dtype", dtype), ("--context", context)):
         if value is not None:
             raise ValueError(f"{option}: {value}: the layout {layout} has the draft's own; leave it out")
-    _write_exported(folder, layout, out, *layouts[layout].exported(folder))
-
-
-def _write_exported(folder: Path, layout: str, out: Path | None, tensors: Any, config: dict[str, Any]) -> None:
-    """Write tensors, or None for those of the draft's folder, and config.json."""
-    if tensors is not None and out is None:
-        raise ValueError(f"--out: missing; the layout {layout} has weights of its own: name a folder for them")
-    if tensors is None and draft_weights_file(folder).name != SAFETENSORS:
+    if draft_weights_file(folder).name != SAFETENSORS:
         raise ValueError(f"{folder / SAFETENSORS}: missing; the layout {layout} reads no other file of weights")
     place = out or folder / layout
     with new_folder(place) as beside:
-        write_json(beside / CONFIG, config)
-        if tensors is not None:
-            from safetensors.torch import save_file
-
-            save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
-        elif place.absolute().parent == folder.absolute():
+        write_json(beside / CONFIG, layouts[layout].exported(folder))
+        if place.absolute().parent == folder.absolute():
             (beside / SAFETENSORS).symlink_to(Path("..", SAFETENSORS))
         else:  # a link would break when either is moved
             shutil.copy(folder / SAFETENSORS, beside / SAFETENSORS)

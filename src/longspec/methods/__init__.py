@@ -54,6 +54,12 @@ def check_layout(name: str, values: Any, layout: str | None, context: int | None
         check(layout, values, context)
 
 
+def implied(name: str, tokens: int) -> dict[str, Any]:
+    """Return the keys of recipe.method that follow from a target of so many tokens."""
+    of_tokens = getattr(settings_of(name), "implied", None)
+    return {} if of_tokens is None else dict(of_tokens(tokens))
+
+
 def longest_chain(recipe: Any) -> int | None:
     """Return how many tokens a recipe's draft can have at most; None: any number."""
     longest = getattr(settings_of(recipe.method.name), "longest_chain", None)

@@ -23,6 +23,7 @@
                               another program cannot represent beside texts of `context` tokens, None: of any length; only a
                               method with such values has it
         SERVED                how each engine that loads drafts of this method does: engine -> longspec.engines.Served
+        implied(tokens)       keys of recipe.method that follow from a target of so many tokens; only a method with such has it
         longest_chain(recipe) how many tokens a draft can have at most; only a method whose drafts have such a limit has it
     method.py     METHOD, an object of a class that inherits from Method below, which does what most methods do
     drafter.py    read where texts are decoded: drafter(target, layer, settings, vocabulary) gives the Drafter that decodes with
@@ -31,10 +32,10 @@
     card.md.j2    what a draft's model card says of the method: a part of draft/card.md.j2
 
 A further module NAME_layout.py is a layout of its draft folders for another program, which `longspec export --layout NAME`
-and an evaluation by an engine that is SERVED so write. Either exported(folder) gives tensors and a config.json; no tensors,
-None, where the program reads the folder's own. Or write(folder, out, dtype, context) makes the file or folder `out` itself:
-of weights in this dtype, None: the layout's choice, for texts of at most `context` tokens, None: of any length. Both raise
-ValueError, with the recipe's key, for what the program cannot represent.
+and an evaluation by an engine that is SERVED so write. Either exported(folder) gives a config.json, where the program reads
+the folder's own tensors. Or write(folder, out, dtype, context) makes the file or folder `out` itself: of weights in this dtype,
+None: the layout's choice, for texts of at most `context` tokens, None: of any length. It raises ValueError, with the recipe's
+key, for what the program cannot represent.
 
 A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
 function that reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has
@@ -43,7 +44,7 @@ is_published(config) too, which knows them by their config.json.
 Shapes: B rows, S tokens.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -56,7 +57,7 @@ from longspec import methods
 from longspec.families import position_limit
 from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
 from longspec.models.losses import NO_LABEL
-from longspec.models.weight_files import check_state, read_tensors
+from longspec.models.weight_files import check_state, fill, read_tensors
 from longspec.states.tensors import StateTensor
 
 
@@ -103,6 +104,11 @@ class DraftTrainer(nn.Module):
     Its parameters are those of `draft_model`, and its state dict holds `draft_model.*` alone. Checkpoints keep what is trained
     and nothing else, so a layer's state dict is exactly that: ids of a draft vocabulary, say, belong to the settings, and to
     the layer as a buffer that is not persistent.
+
+    forward(input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss, **draws) returns DraftOutput
+    of a micro batch, int64 [B, S]. labels of -100 are not trained; the loss is divided by `num_labels`; document_ids of packed
+    rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not wanted; draws: as of
+    Method.draws, Method.each_step or Method.heaviest.
     """
 
     draft_model: nn.Module
@@ -118,24 +124,6 @@ class DraftTrainer(nn.Module):
         super()._apply(fn, recurse)
         self.states.follow(next(self.draft_model.parameters()).device)
         return self
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        labels: Tensor,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        row_numbers: Tensor | None = None,
-        num_labels: int | None = None,
-        with_llm_loss: bool = True,
-        **draws: Any,
-    ) -> DraftOutput:
-        """Losses of a micro batch, int64 [B, S]; labels of -100 are not trained; the loss is divided by `num_labels`.
-
-        document_ids of packed rows; row_numbers [B] in the packed data; with_llm_loss False: the target's own loss is not
-        wanted; draws: as of Method.draws, Method.each_step or Method.heaviest.
-        """
-        raise NotImplementedError
 
 
 def check_inputs(
@@ -187,14 +175,6 @@ def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Te
     followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
     if bool((jumps_BS & followed_BS).any()):
         raise ValueError("position_ids: must rise by one from token to token of a document")
-
-
-def fill(
-    layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
-) -> None:
-    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
-    check(layer, found, source)
-    layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
 
 class Method(Protocol):
@@ -272,10 +252,9 @@ class Method(Protocol):
         return {}
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError that names each tensor that is missing, unknown, misshapen or no weights.
+        """Raise ValueError as of weight_files.check_state.
 
-        A layer that holds no numbers is held against a checkpoint, another one against a draft folder's file, which may have to
-        say more.
+        A layer without numbers is held against a checkpoint, another one against a draft folder's file, which may say more.
         """
         check_state(layer, state, source)
 
@@ -297,13 +276,11 @@ class Method(Protocol):
                 if getattr(own, name) != getattr(stored, name)
             ]
             if wrong:
-                faults = "; ".join(wrong)
-                raise ValueError(f"{path}: not the weights of this draft: {faults}; give one that fits, or its own recipe")
+                raise ValueError(
+                    f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe"
+                )
         file = draft_weights_file(path)
         fill(layer, read_tensors(file), file, self.check_state)
 
     def stored_settings(self, path: Path) -> Any:
-        """The settings that a draft folder holds, or those of published weight files, which say nothing of themselves.
-
-        Raises ValueError for strange ones.
-        """
+        """The settings of a draft folder, or those of published weight files. Raises ValueError for strange ones."""

@@ -5,54 +5,28 @@ read, as `layers` are here; d2t has the target's tokens themselves; embeddings, 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
 
-from longspec import methods
-from longspec.config.faults import faults_in
 from longspec.draft_vocabulary import tokenizer_files
-from longspec.methods.draft_files import draft_weights_file, read_draft_config
-from longspec.methods.vocabulary_tensors import D2T, T2D, VocabularyMethod, draft_settings
+from longspec.methods import exported_draft
+from longspec.methods.exported_draft import ExportedDraft
+from longspec.methods.own_layers import OwnLayersMethod
+from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models import gguf_writer
 from longspec.models.gguf_writer import LAYER
-from longspec.models.weight_files import read_tensors, telling_damage
 
 
-@dataclass(frozen=True)
-class GgufDraft:
-    """Hold a draft folder. config: of its layers; content: of its config.json; tensors: by their own names, d2t absolute."""
-
-    folder: Path
-    content: dict[str, Any]
-    settings: Any
-    config: Any
-    tensors: dict[str, Tensor]
-
-
-def read(folder: Path, method: VocabularyMethod, context: int | None) -> GgufDraft:
-    """Read a draft folder of a method for texts of `context` tokens, None: of any length.
-
-    Raises ValueError as of the method's check_layout, draft_settings and check_state.
-    """
-    settings, found = draft_settings(folder, method.name, method.schema), read_draft_config(folder)
-    assert found is not None, "draft_settings refuses folders without"
-    (file, content), weights_file = found, draft_weights_file(folder)
-    with faults_in(str(file)):
-        methods.check_layout(method.name, vars(settings), "gguf", context)
-    with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
-        of_target = {"num_hidden_layers": content["target"]["num_hidden_layers"], "layer_types": None}
-        config, layer = LlamaConfig(**content), method.layer(LlamaConfig(**content | of_target), settings)
-    tensors = read_tensors(weights_file)
-    method.check_state(layer, tensors, weights_file)
-    tensors.pop(T2D, None)
-    if D2T in tensors:
-        tensors[D2T] = tensors[D2T] + torch.arange(len(tensors[D2T]))
-    return GgufDraft(folder, content, settings, config, tensors)
+def read(folder: Path, method: OwnLayersMethod, context: int | None) -> ExportedDraft:
+    """Read a draft folder, d2t absolute. Raises ValueError as of exported_draft.read."""
+    draft = exported_draft.read(folder, method, "gguf", context)
+    draft.tensors.pop(T2D, None)
+    if D2T in draft.tensors:
+        draft.tensors[D2T] = draft.tensors[D2T] + torch.arange(len(draft.tensors[D2T]))
+    return draft
 
 
 def gguf_name(name: str, outside: Mapping[str, str]) -> str:
@@ -64,7 +38,7 @@ def gguf_name(name: str, outside: Mapping[str, str]) -> str:
     return f"blk.{layer if layer.isdigit() else 0}.{LAYER[part]}.{kind}"
 
 
-def write(draft: GgufDraft, tensors: dict[str, Tensor], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
+def write(draft: ExportedDraft, tensors: dict[str, Tensor], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
     """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
     written = gguf_writer.rope_factors(draft.config) | tensors
     own = gguf_writer.layer_keys(draft.config, draft.folder / "config.json") | keys
@@ -74,7 +48,7 @@ def write(draft: GgufDraft, tensors: dict[str, Tensor], keys: dict[str, Any], ou
     gguf_writer.write(out, draft.content["draft"], own, shapes, written.__getitem__, stored)
 
 
-def _tokenizer_folder(draft: GgufDraft) -> Path:
+def _tokenizer_folder(draft: ExportedDraft) -> Path:
     """Return the folder that has the target's tokenizer: the draft's own, else the target's."""
     folder, target = draft.folder, Path(draft.content["target_path"])
     if not (folder / "tokenizer.json").is_file() and not tokenizer_files(target):

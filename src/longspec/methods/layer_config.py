@@ -18,6 +18,16 @@ OF_THE_TARGET = (  # but where the layer has a shape of its own
     "bos_token_id",
     "eos_token_id",
 )
+OF_ONE_LAYER = (  # of a draft of one layer, in other programs' layouts
+    *OF_THE_TARGET,
+    "model_type",
+    "num_hidden_layers",
+    "head_dim",
+    "tie_word_embeddings",
+    "attention_bias",
+    "mlp_bias",
+    "rope_parameters",
+)
 DEFAULT_ROPE = "default"
 
 

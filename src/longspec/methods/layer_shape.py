@@ -3,7 +3,7 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, TypeVar
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from longspec import families
 from longspec.config.faults import faults_of
 from longspec.config.schema import KNOWN, LATER
-from longspec.config.typed import Rate, Size, Tokens, Whole, means
+from longspec.config.typed import Rate, Size, Text, Tokens, Whole, means
 from longspec.draft_vocabulary import DraftVocabulary
 
 ROPE = "rope_parameters"
@@ -30,14 +30,34 @@ NEEDED = {
 }
 MAY_BE_ZERO = ("mscale", "mscale_all_dim")  # for none
 ALLOWED = {"yarn": ("attention_factor", "beta_fast", "beta_slow", *MAY_BE_ZERO, TRUNCATE)}
+FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
+Row = tuple[tuple[str, ...], str, str]  # of a report: the recipe's keys that it covers, its title, the value as it acts
 HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
+
+
+Vocabulary = Annotated[
+    Tokens | None, means("the number of tokens that the draft can propose, the most frequent ones; null: all of the target's")
+]
 
 
 @dataclass
 class LayerShape:
-    """Keys of `recipe.method` of a draft with decoder layers of its own; the target's shape where a key is null."""
+    """Keys of `recipe.method` of a draft with decoder layers of its own, which reads inputs of the target's layers.
+
+    Its shape is the target's where a key is null.
+    """
 
     __pydantic_config__ = KNOWN
+    layers: Annotated[
+        list[Whole] | None, means("the target's layers whose inputs are read; null: 2, L // 2 and L - 3 of L layers")
+    ] = None
+    vocabulary: Vocabulary = None
+    vocabulary_from: Annotated[
+        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
+    ] = field(default=None, metadata={"stored": False})
+    sliding_window: Annotated[
+        Tokens | None, means("the number of keys that its self attention sees, the query's own among them; null: all")
+    ] = None
     intermediate_size: Annotated[Size | None, means("the width of its feed-forward part; null: the target's")] = field(
         default=None, metadata=LATER
     )
@@ -56,25 +76,23 @@ class LayerShape:
     ] = field(default=None, metadata=LATER)
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerSettings:
-    """Settings of a draft with decoder layers of its own, which reads inputs of the target's layers.
+@dataclass(kw_only=True)
+class LayerSettings(LayerShape):
+    """What the settings of such drafts have beside the keys of recipe.method and recipe.draft.
 
     ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
     decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
-    layers: tuple[Whole, ...] | None = None
+    name: str = field(default="", metadata={"stored": False})
+    layers: tuple[Whole, ...] | None = None  # type: ignore[assignment]  # a recipe knows no tuples
     vocabulary: Tokens | None = None
-    sliding_window: Tokens | None = None
-    intermediate_size: Size | None = field(default=None, metadata=LATER)
-    num_attention_heads: Size | None = field(default=None, metadata=LATER)
-    num_key_value_heads: Size | None = field(default=None, metadata=LATER)
-    head_dim: HeadWidth | None = field(default=None, metadata=LATER)
-    rms_norm_eps: Rate | None = field(default=None, metadata=LATER)
-    rope_parameters: dict[str, Any] | None = field(default=None, metadata=LATER)
     ids: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
     target_vocabulary: int | None = field(default=None, metadata={"stored": False})
+
+    def read_of(self, target_layers: int) -> tuple[int, ...]:
+        """Return the layers whose inputs are read of a target of so many. Raises ValueError as of layers_of."""
+        return layers_of(self.layers, target_layers)
 
 
 Settings = TypeVar("Settings", bound=LayerSettings)
@@ -89,6 +107,63 @@ def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabul
     if vocabulary is not None:
         given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
     return schema(**given | more)
+
+
+def check_method(method: Any) -> None:
+    """Raise ValueError, with the key, for keys of recipe.method that contradict each other."""
+    if method.vocabulary_from is not None and method.vocabulary is None:
+        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
+    check_shape({name: method[name] for name in SHAPE}, "recipe.method")
+
+
+def check_proposed(method: Any, tokens: int) -> None:
+    """Raise ValueError, with the key, for a draft vocabulary that a target of so many tokens has not."""
+    if method.vocabulary is not None and method.vocabulary >= tokens:
+        raise ValueError(
+            f"recipe.method.vocabulary: {method.vocabulary}: the target has {tokens} tokens; give fewer, or null for all"
+        )
+
+
+def layers_of(layers: Sequence[int] | None, target_layers: int, first: int = 1) -> tuple[int, ...]:
+    """Return the layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
+
+    first: that a draft can read. Raises ValueError, with the key, for a target that has not all of them.
+    """
+    if layers is None and target_layers < FEWEST_LAYERS:
+        raise ValueError(
+            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
+            f"{sorted({first, target_layers // 2, target_layers - 1})}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} "
+            "layers"
+        )
+    chosen = tuple(layers or (2, target_layers // 2, target_layers - 3))
+    if chosen[-1] >= target_layers:
+        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
+    return chosen
+
+
+def stored_word(recipe: Any, layers: Sequence[int] | None, *, is_soft: bool) -> str:
+    """Return the word for inputs of these layers, and for what soft labels are made of; drafts that read the same share it."""
+    labels = "-final" if recipe.states.top_k is None else f"-top{recipe.states.top_k}"
+    return f"hidden-{'default' if layers is None else '-'.join(map(str, layers))}{labels if is_soft else ''}"
+
+
+def told_of_layers(method: Any, further: list[Row], switches: Sequence[str] = ()) -> list[Row]:
+    """Return a report's rows of keys that LayerShape has, with a method's further rows between them.
+
+    switches: further keys of recipe.method that are told where they are not at their defaults.
+    """
+    layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
+    size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
+    lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
+    own = {name: method[name] for name in (*switches, *SHAPE) if method[name] not in (None, False)}
+    words = ", ".join(name if value is True else f"{name} {value}" for name, value in own.items())
+    return [
+        (("method.layers", "method.stored_layers"), "layers read", layers),
+        (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
+        *further,
+        (("method.sliding_window",), "attention window, tokens", str(method.sliding_window or "none")),
+        *([(tuple(f"method.{name}" for name in own), "of its own", words)] if own else []),
+    ]
 
 
 def check_shape(shape: Mapping[str, Any], section: str) -> None:

@@ -1,6 +1,7 @@
 """Drafts that other trainers published: names of tensors, embeddings, draft vocabulary and shape, read into the house's own."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ import torch
 from torch import Tensor
 
 from longspec.distributed import log
+from longspec.methods.draft_files import CONFIG
 from longspec.methods.layer_config import layer_config
-from longspec.methods.layer_shape import ROPE, SHAPE, LayerSettings, check_shape, check_values
+from longspec.methods.layer_shape import ROPE, SHAPE, LayerSettings, Settings, check_shape, check_values
 from longspec.methods.vocabulary_tensors import D2T, T2D, ids_of
 from longspec.models.target import head_width
+from longspec.models.weight_files import read_folder, telling_damage
 
 OF_CONFIG = (
     "vocab_size",
@@ -34,32 +37,99 @@ INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 ELSEWHERE = "correct a copy of the folder, or take another draft"
 
 
-def strange_fields(found: dict[str, Any], represented: dict[str, tuple[Any, ...]], published: Any, target: Any) -> list[str]:
-    """Return what is wrong with fields of a published draft for this target.
+@dataclass(frozen=True)
+class Published:
+    """Hold a published draft beside a target.
 
-    represented: fields that may not be others than these, a missing one among them; published, target: transformers'
-    configurations.
+    target, shape: transformers' configurations, of the target and of the draft's layers; layer: the fields of the layers in
+    config.json; found: these, of the whole draft and of `more`.
     """
-    faults = [
-        f"{name}: is {found[name]!r}, a draft of ours has {' or '.join(map(repr, values[1:])) or 'none'}"
-        for name, values in represented.items()
-        if found.get(name) not in values
-    ]
-    faults += [
-        f"{name}: {published.rope_parameters[name]!r} in the rotation, a draft of ours turns whole heads by positions alone"
-        for name in ("mrope_section", "partial_rotary_factor")
-        if published.rope_parameters.get(name) not in (None, 1, 1.0)
-    ]
-    width = found.get("target_hidden_size")
-    for name, own, wanted in (
-        ("hidden_size", published.hidden_size, target.hidden_size),
-        ("target_hidden_size", target.hidden_size if width is None else width, target.hidden_size),
-        ("vocab_size", published.vocab_size, target.vocab_size),
-        ("hidden_act", published.hidden_act, target.hidden_act),
-    ):
-        if own != wanted:
-            faults.append(f"{name}: is {own!r}, the target has {wanted!r}")
-    return faults
+
+    folder: Path
+    target: Any
+    shape: Any
+    layer: dict[str, Any]
+    found: dict[str, Any]
+
+    @classmethod
+    def of(cls, folder: Path, config: dict[str, Any], target: Any, kind: type, more: str) -> "Published":
+        """Take the fields of a config.json as a configuration of this kind reads them; more: of further ones."""
+        with telling_damage(folder / CONFIG, "is no configuration of a draft"):
+            layer = config["transformer_layer_config"] if "speculators_model_type" in config else config
+            shape = kind(**{name: layer[name] for name in OF_CONFIG if layer.get(name) is not None})
+            own = {name: value for name, value in config.items() if name != "model_type"}
+            return cls(folder, target, shape, layer, own | layer | (config.get(more) or {}))
+
+    @property
+    def file(self) -> Path:
+        """Return the config.json."""
+        return self.folder / CONFIG
+
+    def check(self, represented: dict[str, tuple[Any, ...]], faults: list[str]) -> None:
+        """Raise ValueError, with the field and both values, for what our layers beside this target cannot be.
+
+        represented: fields that may not be others than these, a missing one among them; faults: further ones.
+        """
+        rope, target, width = self.shape.rope_parameters, self.target, self.found.get("target_hidden_size")
+        faults = [
+            *(
+                f"{name}: is {self.found[name]!r}, a draft of ours has {' or '.join(map(repr, values[1:])) or 'none'}"
+                for name, values in represented.items()
+                if self.found.get(name) not in values
+            ),
+            *(
+                f"{name}: {rope[name]!r} in the rotation, a draft of ours turns whole heads by positions alone"
+                for name in ("mrope_section", "partial_rotary_factor")
+                if rope.get(name) not in (None, 1, 1.0)
+            ),
+            *faults,
+        ]
+        for name, own, wanted in (
+            *((name, getattr(self.shape, name), getattr(target, name)) for name in ("hidden_size", "vocab_size", "hidden_act")),
+            ("target_hidden_size", target.hidden_size if width is None else width, target.hidden_size),
+        ):
+            if own != wanted:
+                faults.append(f"{name}: is {own!r}, the target has {wanted!r}")
+        if faults:
+            raise ValueError(f"{self.file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+
+    def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
+        """Return the tensors by our names. Raises ValueError as of own_names and check_embeddings."""
+        state = own_names(read_folder(self.folder), self.folder, rename)
+        check_embeddings(state.pop(EMBEDDINGS, None), embeddings, self.folder)
+        return state
+
+    def layers(
+        self, said: Sequence[int] | None, given: tuple[int, ...] | None, schema: type[LayerSettings], key: str, first: int
+    ) -> tuple[int, ...]:
+        """Return the layers whose inputs are read: those that the file says, that the user gives, or engines' default.
+
+        Raises ValueError for others than ascending ones of the target's from `first` on.
+        """
+        last = self.target.num_hidden_layers - 1
+        if said and given not in (None, tuple(said)):
+            raise ValueError(f"--layers: {list(given or ())}: {self.file} says inputs of {list(said)}; leave it out")
+        chosen = tuple(said or given or ())
+        if not chosen:
+            chosen = schema().read_of(last + 1)
+            log(f"{self.file}: {key}: missing; engines' default, inputs of layers {list(chosen)}, is taken")
+        if list(chosen) != sorted({each for each in chosen if first <= each <= last}):
+            raise ValueError(
+                f"{self.file}: {key}: inputs of layers {list(chosen)}: must be of the target's layers {first} to {last}, "
+                f"ascending, each once; {ELSEWHERE}"
+            )
+        return chosen
+
+    def settings(self, schema: type[Settings], state: dict[str, Tensor], **values: Any) -> Settings:
+        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`."""
+        vocabulary, ids = None, None
+        if HEAD in state:
+            vocabulary, ids = vocabulary_of(state, self.found.get("draft_vocab_size"), self.target.vocab_size, self.folder)
+        values |= {"vocabulary": vocabulary, "target_vocabulary": None if ids is None else self.target.vocab_size}
+        values |= own_shape(self.shape, self.target, schema, self.file)
+        check_values(schema, values, str(self.file), ELSEWHERE)
+        warn_of_positions(self.shape, self.target, self.file)
+        return schema(**values, ids=ids)
 
 
 def warn_of_positions(published: Any, target: Any, file: Path) -> None:

@@ -8,20 +8,17 @@ has no place for d2t and refuses the file.
 Shapes: V draft vocabulary, T target's vocabulary.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from longspec.draft_vocabulary import check_size
-from longspec.methods.contract import DraftTrainer, Method
 from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config, stored_settings
 from longspec.methods.layer_shape import LayerSettings
 from longspec.models.weight_files import check_state, read_tensors
-from longspec.states.forward import TargetStates
 
 D2T, T2D = "d2t", "t2d"
 Settings = TypeVar("Settings", bound=LayerSettings)
@@ -129,31 +126,3 @@ def check_vocabulary(settings: LayerSettings) -> None:
         raise ValueError(
             f"recipe.method.vocabulary: {settings.vocabulary}: the file of the draft vocabulary is missing; give --vocabulary"
         )
-
-
-class VocabularyMethod(Method):
-    """What methods share whose drafts may have a vocabulary of their own.
-
-    schema: the method's Settings; trained_by: its DraftTrainer; fresh: makes its layer, of target states and settings.
-    """
-
-    schema: type[LayerSettings]
-    trained_by: Callable[..., DraftTrainer]
-    fresh: Callable[[TargetStates, Any], nn.Module]
-
-    def stored_settings(self, path: Path) -> Any:
-        """Return the settings of a draft folder, its tokens from d2t."""
-        return draft_settings(path, self.name, self.schema)
-
-    def trainer(self, states: TargetStates, settings: Any, weights: Path | None) -> DraftTrainer:
-        """Return the draft beside a target, fresh or from a draft folder or weight file.
-
-        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-        """
-        check_vocabulary(settings)
-        tokens = states.config.vocab_size
-        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
-        layer = self.fresh(states, settings)
-        if weights is not None:
-            self.load(layer, weights, states.config, settings)
-        return self.trained_by(states, layer, settings)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from longspec.models.target import head_width
 
@@ -55,6 +55,20 @@ class Rotation:
         return cos_BSD, sin_BSD
 
 
+def norm_of(config: Any, width: int | None = None) -> LlamaRMSNorm:
+    """Return a norm of a configuration, None: of its hidden width."""
+    return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
+
+
+def draw_weights(module: nn.Module, std: float) -> None:
+    """Draw the weights of all projections; biases start at zero."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear):
+            nn.init.normal_(part.weight, std=std)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
 class DraftAttention(nn.Module):
     """Projections from inputs of width E, and back to the target's hidden width H.
 
@@ -71,15 +85,17 @@ class DraftAttention(nn.Module):
             self.k_proj = nn.Linear(inputs, key_width, bias=biases)
             self.v_proj = nn.Linear(inputs, key_width, bias=biases)
         self.o_proj = nn.Linear(query_width, config.hidden_size, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
 
     def _heads(self, x_BSE: Tensor) -> Tensor:
         return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
-    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values [B, K, S, D]."""
-        return rotate(self._heads(self.k_proj(x_BSE)), rope), self._heads(self.v_proj(x_BSE))
+    def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], k_norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
+        """Keys (normed by k_norm and rotated) and values [B, K, S, D]."""
+        k_BKSD = self._heads(self.k_proj(x_BSE))
+        return rotate(k_BKSD if k_norm is None else k_norm(k_BKSD), rope), self._heads(self.v_proj(x_BSE))
 
     def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Callable[[Tensor], Tensor]) -> Tensor:
         """Attend by rotated queries and project back, [B, S, H]; attend: queries -> output, [B, N, S, D] both."""
-        seen_BNSD = attend(rotate(self._heads(self.q_proj(x_BSE)), rope))
+        seen_BNSD = attend(rotate(self.q_norm(self._heads(self.q_proj(x_BSE))), rope))
         return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from torch import Tensor
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 
@@ -24,14 +24,6 @@ DTYPES = {
     "q8_0": GGMLQuantizationType.Q8_0,
 }
 OF_TORCH = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-BLOCK = {GGMLQuantizationType.Q8_0: 32}  # numbers of a row that share a scale
-BYTES = {
-    GGMLQuantizationType.F32: (1, 4),
-    GGMLQuantizationType.F16: (1, 2),
-    GGMLQuantizationType.BF16: (1, 2),
-    GGMLQuantizationType.Q8_0: (32, 34),
-    GGMLQuantizationType.I64: (1, 8),
-}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
 # Names of ways to split text (tokenizer.ggml.pre); of several names for one way the first.
 BY_REGEX = ("llama-bpe", "qwen2", "gpt-4o", "tekken", "qwen35")
@@ -80,7 +72,7 @@ def write(
         for key, value in keys.items():
             _add(writer, key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}", value)
         for name, shape in shapes.items():
-            numbers, size = BYTES[types[name]]
+            numbers, size = GGML_QUANT_SIZES[types[name]]
             writer.add_tensor_info(name, shape, np.dtype(np.float32), math.prod(shape) // numbers * size, types[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -98,9 +90,9 @@ def _type(name: str, shape: tuple[int, ...], dtype: GGMLQuantizationType) -> GGM
         return GGMLQuantizationType.I64
     if len(shape) == 1:
         return GGMLQuantizationType.F32
-    if shape[-1] % BLOCK.get(dtype, 1):
+    if shape[-1] % (block := GGML_QUANT_SIZES[dtype][0]):
         raise ValueError(
-            f"--dtype: {dtype.name.lower()}: {name} has rows of {shape[-1]} numbers, which is no multiple of {BLOCK[dtype]}; "
+            f"--dtype: {dtype.name.lower()}: {name} has rows of {shape[-1]} numbers, which is no multiple of {block}; "
             "give f16, or bf16"
         )
     return dtype

@@ -15,7 +15,7 @@ of the whole distribution.
 Shapes: N tokens, C tokens of a chunk, H hidden width, T target's vocabulary, V the tokens that the distributions are over.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -90,8 +90,8 @@ class SparseTeacher:
     @property
     def own_loss_N(self) -> Tensor:
         """The target's own cross entropy with the next token; 0 where it is not wanted."""
-        wanted = self.next_log_prob_N
-        return torch.zeros_like(self.best_N, dtype=torch.float32) if wanted is None else -wanted.float()
+        told_N = self.next_log_prob_N
+        return torch.zeros_like(self.best_N, dtype=torch.float32) if told_N is None else -told_N.float()
 
     def loss_and_gradient_(self, logits_NV: Tensor) -> Tensor:
         """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them."""
@@ -113,7 +113,6 @@ class SparseTeacher:
         return loss_N
 
     def own_loss(self) -> Tensor:
-        """Its sum."""
         return self.own_loss_N.sum()
 
     def soft_loss(self, logits_NV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -164,7 +163,6 @@ class _DenseLabels:
         return self.teacher_CV.argmax(-1)
 
     def own_loss(self) -> Tensor:
-        """The target's summed cross entropy with the next tokens."""
         return F.cross_entropy(self.teacher_CV, self.next_C, reduction="sum")
 
     def soft_loss(self, logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -179,11 +177,17 @@ class _DenseLabels:
 _Labels = _DenseLabels | SparseTeacher
 
 
-def _labels(teacher: Tensor | SparseTeacher, part: slice, weight_VH: Tensor, next_N: Tensor) -> _Labels:
-    """Those of a chunk; hidden states become logits."""
-    if isinstance(teacher, SparseTeacher):
-        return teacher.of(part)
-    return _DenseLabels(F.linear(teacher[part], weight_VH).float(), next_N[part])
+def _chunks(
+    teacher: Tensor | SparseTeacher | None, weight_VH: Tensor, next_N: Tensor
+) -> Iterator[tuple[slice, _Labels | None]]:
+    """Spans of the tokens, and their labels; the teacher's hidden states become logits."""
+    chunk = chunk_tokens(weight_VH.shape[0], next_N.device)
+    for start in range(0, len(next_N), chunk):
+        part = slice(start, start + chunk)
+        if teacher is None or isinstance(teacher, SparseTeacher):
+            yield part, None if teacher is None else teacher.of(part)
+        else:
+            yield part, _DenseLabels(F.linear(teacher[part], weight_VH).float(), next_N[part])
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -201,10 +205,7 @@ class _ChunkedLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(3, dtype=torch.float32, device=hidden_NH.device)
         grad_NH = torch.empty_like(hidden_NH) if hidden_NH.requires_grad else None
-        chunk = chunk_tokens(weight_VH.shape[0], hidden_NH.device)
-        for start in range(0, hidden_NH.shape[0], chunk):
-            part = slice(start, start + chunk)
-            target = None if teacher is None else _labels(teacher, part, weight_VH, labels_N)
+        for part, target in _chunks(teacher, weight_VH, labels_N):
             logits_CV = F.linear(hidden_NH[part], weight_VH).float()
             loss, grad_CV = _loss_and_gradient(logits_CV, target, labels_N[part], kind, temperature)
             sums[0] += loss
@@ -247,24 +248,14 @@ def _loss_and_gradient(
     return loss, gradient_CV
 
 
-# Weight [V, H], hidden [N, H], labels [N] -> the summed loss and the most likely tokens [N].
-FusedLoss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
 @cache
-def fused_loss(device_type: str) -> FusedLoss | None:
-    """Liger's fused linear cross entropy, where it runs: on a GPU, when liger-kernel is installed."""
+def fused_loss(device_type: str) -> Any:
+    """Liger's fused linear cross entropy, where it runs: on a GPU, when liger-kernel is installed; else None."""
     if device_type != "cuda" or find_spec("liger_kernel") is None:
         return None
     from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss
 
-    kernel = LigerFusedLinearCrossEntropyLoss(reduction="sum", return_predicted_tokens=True)
-
-    def fused(weight_VH: Tensor, hidden_NH: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-        output = kernel(weight_VH, hidden_NH, labels_N)
-        return output.loss.float(), output.predicted_tokens
-
-    return fused
+    return LigerFusedLinearCrossEntropyLoss(reduction="sum", return_predicted_tokens=True)
 
 
 @torch.no_grad()
@@ -273,10 +264,8 @@ def _target_sums(
 ) -> tuple[Tensor, Tensor]:
     """The target's summed cross entropy and how often its most likely token is the predicted one."""
     sums = torch.zeros(2, device=labels_N.device)
-    chunk = chunk_tokens(weight_VH.shape[0], labels_N.device)
-    for start in range(0, len(labels_N), chunk):
-        part = slice(start, start + chunk)
-        target = _labels(teacher, part, weight_VH, labels_N)
+    for part, target in _chunks(teacher, weight_VH, labels_N):
+        assert target is not None, "there is a teacher"
         sums[0] += target.own_loss()
         sums[1] += (target.best_N == predicted_N[part]).sum()
     return sums[0], sums[1]
@@ -298,9 +287,9 @@ def linear_cross_entropy(
     """
     fused = fused_loss(hidden_NH.device.type)
     if kind == "hard" and fused is not None and len(labels_N):
-        draft, predicted_N = fused(weight_VH, hidden_NH, labels_N)
-        sums = (None, None) if teacher is None else _target_sums(teacher, weight_VH, labels_N, predicted_N)
-        return LossSums(draft, *sums)
+        found = fused(weight_VH, hidden_NH, labels_N)
+        sums = (None, None) if teacher is None else _target_sums(teacher, weight_VH, labels_N, found.predicted_tokens)
+        return LossSums(found.loss.float(), *sums)
     draft, target, agreements = _ChunkedLoss.apply(hidden_NH, teacher, weight_VH, labels_N, kind, temperature)
     if teacher is None:
         return LossSums(draft, None, None)

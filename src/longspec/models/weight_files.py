@@ -3,8 +3,6 @@
 Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
 """
 
-import errno
-import os
 import pickle
 import re
 import zipfile
@@ -33,8 +31,6 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
         yield
     except Exception as error:
         told = f"{type(error).__name__}: {brief(error)}"
-        if os.strerror(errno.ENOMEM) in str(error):
-            raise ValueError(f"{path}: no memory is left to map it ({told}); raise the limit, such as ulimit -v") from error
         raise ValueError(f"{path}: {wrong} ({told}); save, copy or download it again") from error
 
 
@@ -108,6 +104,14 @@ def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
     if path.name.endswith(INDEX):
         return read_split(path, wanted)
     return {name: tensor for name, tensor in read_tensors(path, wanted).items() if wanted(name)}
+
+
+def fill(
+    layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
+) -> None:
+    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
+    check(layer, found, source)
+    layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
 
 def check_state(

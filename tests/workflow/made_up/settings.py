@@ -35,11 +35,6 @@ class Draft:
     )
 
 
-def implied(tokens: int) -> dict[str, Any]:
-    """Nothing of the method follows from a target's tokens."""
-    return {}
-
-
 def of(recipe: Any) -> Draft:
     """The settings that training and decoding need, from a typed recipe."""
     return Draft(labels=recipe.draft.labels)

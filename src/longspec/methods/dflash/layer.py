@@ -22,18 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.dflash.settings import ARCHITECTURE, Settings, layers_of, mask_token_of
-from longspec.methods.layer_config import layer_config, shape_fields, turns_otherwise
-from longspec.methods.vocabulary_tensors import check_vocabulary
+from longspec.methods.dflash.settings import ARCHITECTURE, Settings, mask_token_of
+from longspec.methods.layer_config import layer_config, shape_fields
+from longspec.methods.own_layers import OwnLayers, Rope
 from longspec.models.attention.chains import KeysValues
-from longspec.models.draft_attention import DraftAttention, Rotation, rotate
+from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 from longspec.models.draft_head import DraftHead
 from longspec.models.target import head_width
 
-Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
 # Number of the layer, rotated queries [B, N, Q, D], rotated keys and values of the blocks [B, K, Q, D] -> output [B, N, Q, D].
 Attend = Callable[[int, Tensor, KeysValues], Tensor]
 
@@ -43,17 +41,9 @@ class BlockAttention(DraftAttention):
 
     def __init__(self, config: PretrainedConfig, *, has_k_norm: bool) -> None:
         super().__init__(config, config.hidden_size, biases=False)
-        self.q_norm = _norm(config, self.head_width)
+        self.q_norm = norm_of(config, self.head_width)
         if has_k_norm:
-            self.k_norm = _norm(config, self.head_width)
-
-    def queries(self, x_BQH: Tensor, rope: Rope) -> Tensor:
-        """Rotated queries [B, N, Q, D]."""
-        return rotate(self.q_norm(self._heads(self.q_proj(x_BQH))), rope)
-
-    def normed_keys_values(self, x_BSH: Tensor, rope: Rope, k_norm: nn.Module) -> KeysValues:
-        """Keys (normed and rotated) and values [B, K, S, D]."""
-        return rotate(k_norm(self._heads(self.k_proj(x_BSH))), rope), self._heads(self.v_proj(x_BSH))
+            self.k_norm = norm_of(config, self.head_width)
 
 
 class BlockLayer(nn.Module):
@@ -63,45 +53,32 @@ class BlockLayer(nn.Module):
         super().__init__()
         self.self_attn = BlockAttention(config, has_k_norm=has_k_norm)
         self.mlp = Qwen2MLP(config)  # without biases
-        self.input_layernorm = _norm(config)
-        self.post_attention_layernorm = _norm(config)
+        self.input_layernorm = norm_of(config)
+        self.post_attention_layernorm = norm_of(config)
 
     def forward(self, x_BQH: Tensor, rope: Rope, k_norm: nn.Module, attend: Callable[[Tensor, KeysValues], Tensor]) -> Tensor:
         """Hidden states [B, Q, H] of blocks."""
-        normed_BQH, attention = self.input_layernorm(x_BQH), self.self_attn
-        own = attention.normed_keys_values(normed_BQH, rope, k_norm)
-        seen_BNQD = attend(attention.queries(normed_BQH, rope), own)
-        x_BQH = x_BQH + attention.o_proj(seen_BNQD.transpose(1, 2).flatten(2))
+        normed_BQH = self.input_layernorm(x_BQH)
+        own = self.self_attn.keys_values(normed_BQH, rope, k_norm)
+        x_BQH = x_BQH + self.self_attn(normed_BQH, rope, lambda q_BNQD: attend(q_BNQD, own))
         return x_BQH + self.mlp(self.post_attention_layernorm(x_BQH))
 
 
-class DFlashLayer(nn.Module):
-    """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its own head proposes; None where
-    it has no head, and where the draft vocabulary was not read: such a layer is for names and shapes alone.
-
-    rotation: of layers that do not turn as the target does; None: the target's rotations are handed to them.
-    """
-
-    ids_V: Tensor | None
-    rotation: Rotation | None
+class DFlashLayer(OwnLayers):
+    """The trainable module."""
 
     def __init__(self, config: PretrainedConfig, settings: Settings) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         width, own = config.hidden_size, layer_config(config, settings)
-        self.rotation = Rotation(own) if turns_otherwise(config, settings) else None
-        taps = len(layers_of(settings.layers, config.num_hidden_layers))
-        self.fc = nn.Linear(taps * width, width, bias=False)
-        self.hidden_norm = _norm(own)
+        self.fc = nn.Linear(len(settings.read_of(config.num_hidden_layers)) * width, width, bias=False)
+        self.hidden_norm = norm_of(own)
         self.has_k_norms = not settings.tied_k_norm  # else the first layer's is all layers'
         self.layers = nn.ModuleList(
             BlockLayer(own, has_k_norm=number == 0 or self.has_k_norms) for number in range(settings.depth)
         )
-        self.norm = _norm(own)
+        self.norm = norm_of(own)
         self.lm_head = None if settings.vocabulary is None else DraftHead(width, settings.vocabulary, bias=False)
-        self.register_buffer("ids_V", None if settings.ids is None else torch.tensor(settings.ids), persistent=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.initializer_range)
+        draw_weights(self, config.initializer_range)
 
     def k_norm(self, number: int) -> nn.Module:
         """Return the norm of a layer's keys: its own, or the first layer's."""
@@ -115,7 +92,7 @@ class DFlashLayer(nn.Module):
     def context_keys_values(self, context_BSH: Tensor, rope: Rope) -> list[KeysValues]:
         """Each layer's keys (normed and rotated) and values of the text, [B, K, S, D]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
-        return [each.normed_keys_values(context_BSH, rope, self.k_norm(number)) for number, each in enumerate(attentions)]
+        return [each.keys_values(context_BSH, rope, self.k_norm(number)) for number, each in enumerate(attentions)]
 
     def forward(self, x_BQH: Tensor, rope: Rope, attend: Attend) -> Tensor:
         """Hidden states [B, Q, H] of blocks, before the last norm, from the embeddings of their tokens."""
@@ -124,28 +101,12 @@ class DFlashLayer(nn.Module):
         return x_BQH
 
 
-def _norm(config: Any, width: int | None = None) -> LlamaRMSNorm:
-    return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
-
-
-def fresh_layer(states: Any, settings: Settings) -> DFlashLayer:
-    """Return an untrained layer in the target's dtype, whose last norm, and any head, start as copies of the target's."""
-    check_vocabulary(settings)
-    layer = DFlashLayer(states.config, settings).to(states.head_weight.dtype)
-    with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
-        layer.norm.weight.copy_(states.final_norm_weight)
-        if layer.lm_head is not None:
-            assert layer.ids_V is not None
-            layer.lm_head.weight.copy_(states.head_weight[layer.ids_V.to(states.head_weight.device)])
-    return layer
-
-
 K_NORM = "layers.{}.self_attn.k_norm.weight"
 
 
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
     """Return the fields of config.json. Raises ValueError for layers and a mask's token that the target does not have."""
-    layers = list(layers_of(settings.layers, config.num_hidden_layers))
+    layers = list(settings.read_of(config.num_hidden_layers))
     mask_token = mask_token_of(settings.mask_token, config.vocab_size)
     window = settings.sliding_window
     kind = "full_attention" if window is None else "sliding_attention"

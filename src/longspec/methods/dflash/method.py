@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from longspec.methods.contract import Distribution, DraftMemory
-from longspec.methods.dflash.layer import K_NORM, DFlashLayer, config_fields, fresh_layer, head_shape
-from longspec.methods.dflash.settings import NAME, SOFT, Settings, anchors_of, layers_of
-from longspec.methods.dflash.trainer import DFlashTrainer, reads
+from longspec.methods.dflash.layer import K_NORM, DFlashLayer, config_fields, head_shape
+from longspec.methods.dflash.settings import NAME, SOFT, Settings, anchors_of
+from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.methods.layer_config import layer_config
-from longspec.methods.vocabulary_tensors import VocabularyMethod, check_with_vocabulary, with_vocabulary
-from longspec.models.attention.backends import SDPA, fastest
-from longspec.models.attention.sdpa import block_bytes as attention_bytes
+from longspec.methods.own_layers import OwnLayersMethod
+from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.block_losses import block_bytes
 from longspec.models.losses import TOP_BYTES
@@ -34,7 +33,7 @@ def slots_of(settings: Settings, tokens: int) -> int:
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
     """Operations of what the layers see of a text, forward and backward; the target's states get no gradient."""
     (_, key_values, width), hidden = head_shape(config, settings), config.hidden_size
-    taps = len(layers_of(settings.layers, config.num_hidden_layers))
+    taps = len(settings.read_of(config.num_hidden_layers))
     return 2.0 * tokens * hidden * (2 * taps * hidden + 3 * settings.depth * 2 * key_values * width)
 
 
@@ -99,7 +98,7 @@ def memory(
     (n_heads, n_key_values, width), hidden = head_shape(config, settings), config.hidden_size
     ffn, element = layer_config(config, settings).intermediate_size, dtype.itemsize
     heads, key_values, depth = n_heads * width, n_key_values * width, settings.depth
-    slots, taps = slots_of(settings, tokens), len(layers_of(settings.layers, config.num_hidden_layers))
+    slots, taps = slots_of(settings, tokens), len(settings.read_of(config.num_hidden_layers))
     predicted = slots // settings.block_size * settings.predicted
     of_token = element * (taps * hidden + 2 * hidden + 3 * depth * key_values) + 4 * (hidden + depth * key_values)
     of_slot = depth * element * (4 * hidden + 4 * heads + 3 * key_values + 4 * ffn)
@@ -111,41 +110,35 @@ def memory(
     head = 0 if settings.vocabulary is None else 4 * proposed * hidden
     of_target = hidden * element if with_teacher else TOP_BYTES * (top_k or 0) * (settings.loss == SOFT)
     losses = logits + head + element * hidden * predicted + of_target * tokens
-    scores = 0
-    if fastest(device.type, dtype, width, True) == SDPA:
-        row = min(tokens, settings.row_tokens or tokens) + settings.block_size
-        scores = attention_bytes(n_heads, width, row, None, dtype, device)
+    row = min(tokens, settings.row_tokens or tokens) + settings.block_size
+    scores = score_bytes(n_heads, width, row, None, dtype, device)
     attention = element * ((3 * heads + 2 * key_values + hidden) * slots + 2 * key_values * depth * tokens) + scores
     widest = max(element * (2 * ffn + 2 * hidden) * slots, attention - element * 4 * ffn * slots)
     return DraftMemory(kept=int(kept), losses=int(losses), backward=int(widest + head))
 
 
-def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError as of check_with_vocabulary, and where a shared norm of keys is not the same in all layers of a file."""
-    own, known, shared = dict(state), layer.state_dict(), K_NORM.format(0)
-    for number in range(1, len(layer.layers)):  # type: ignore[arg-type]
-        name = K_NORM.format(number)
-        if name not in known and name in own and not torch.equal(own.pop(name), state.get(shared, torch.empty(0))):
-            raise ValueError(
-                f"{source}: {name}: differs from {shared}, which all layers of this draft share; set "
-                "recipe.method.tied_k_norm: false, or give another draft"
-            )
-    check_with_vocabulary(layer, own, source)
-
-
-class DFlashMethod(VocabularyMethod):
+class DFlashMethod(OwnLayersMethod):
     """The contract's answers (methods/contract.py)."""
 
     name = NAME
     schema = Settings
     trained_by = DFlashTrainer
-    fresh = staticmethod(fresh_layer)
     layer = DFlashLayer
-    reads = staticmethod(reads)
     memory = staticmethod(memory)
     operations = staticmethod(operations)
     config_fields = staticmethod(config_fields)
-    check_state = staticmethod(check_draft_state)
+
+    def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
+        """Raise ValueError for a file whose draft vocabulary is another, or where a shared norm of keys is not the same."""
+        own, known, shared = dict(state), layer.state_dict(), K_NORM.format(0)
+        for number in range(1, len(layer.layers)):  # type: ignore[arg-type]
+            name = K_NORM.format(number)
+            if name not in known and name in own and not torch.equal(own.pop(name), state.get(shared, torch.empty(0))):
+                raise ValueError(
+                    f"{source}: {name}: differs from {shared}, which all layers of this draft share; set "
+                    "recipe.method.tied_k_norm: false, or give another draft"
+                )
+        super().check_state(layer, own, source)
 
     def learnt(self, settings: Settings) -> Distribution | None:
         """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
@@ -160,19 +153,14 @@ class DFlashMethod(VocabularyMethod):
         return [plain_S for _, plain_S in rows], {"priority": torch.from_numpy(np.stack(drawn))}
 
     def drafted_steps(self, settings: Settings) -> int:
-        """Return how many tokens a block drafts."""
         return settings.predicted
-
-    def each_step(self, settings: Settings) -> dict[str, Any]:
-        """Ask for each slot by itself; every forward fills them all."""
-        return {"each_step": True}
 
     def published(self, state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
         """Return the layer's own names, a shared norm of keys once for each layer, and the draft vocabulary's tensors."""
         norms = {K_NORM.format(number): state.get(K_NORM.format(number)) for number in range(settings.depth)}
         shared = state[K_NORM.format(0)]
         written = {name: shared.clone() if norm is None else norm for name, norm in norms.items()}
-        return with_vocabulary(state | written, settings)
+        return super().published(state | written, settings)
 
 
 METHOD = DFlashMethod()

@@ -14,23 +14,11 @@ import torch
 from torch import Tensor
 from transformers import Qwen3Config
 
-from longspec.distributed import log
 from longspec.methods.dflash.layer import K_NORM
-from longspec.methods.dflash.settings import Settings, layers_of, mask_token_of
+from longspec.methods.dflash.settings import Settings, mask_token_of
 from longspec.methods.layer_shape import check_values
-from longspec.methods.published_files import (
-    ELSEWHERE,
-    EMBEDDINGS,
-    HEAD,
-    OF_CONFIG,
-    check_embeddings,
-    own_names,
-    own_shape,
-    strange_fields,
-    vocabulary_of,
-    warn_of_positions,
-)
-from longspec.models.weight_files import read_folder, telling_damage
+from longspec.methods.published_files import ELSEWHERE, HEAD, Published
+from longspec.models.weight_files import telling_damage
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 MASK_EMBEDDING = "mask_embedding.pt"
@@ -76,41 +64,32 @@ def read_published(
     config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
     folders that do not say it. Raises ValueError with file, key and both values for what we cannot represent.
     """
-    file = folder / "config.json"
-    of_speculators = "speculators_model_type" in config
+    draft = Published.of(folder, config, target, Qwen3Config, "dflash_config")
+    found, file = draft.found, draft.file
     with telling_damage(file, "is no configuration of a draft"):
-        layer, more = config["transformer_layer_config"] if of_speculators else config, config.get("dflash_config") or {}
-        published = Qwen3Config(**{name: layer[name] for name in OF_CONFIG if layer.get(name) is not None})
-        found = {name: value for name, value in config.items() if name != "model_type"} | layer | more
-        depth, told = layer["num_hidden_layers"], found.get("num_target_layers")
-    faults = strange_fields(found, REPRESENTED, published, target)
-    if told not in (None, target.num_hidden_layers):
-        faults.append(f"num_target_layers: is {told!r}, the target has {target.num_hidden_layers}")
-    if faults:
-        raise ValueError(f"{file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+        depth, told = draft.layer["num_hidden_layers"], found.get("num_target_layers")
+    faults = [f"num_target_layers: is {told!r}, the target has {target.num_hidden_layers}"]
+    draft.check(REPRESENTED, faults if told not in (None, target.num_hidden_layers) else [])
     if (folder / MASK_EMBEDDING).is_file():
         raise ValueError(f"{folder / MASK_EMBEDDING}: drafts of ours fill slots by a token's embedding; take another draft")
-    state = own_names(read_folder(folder), folder)
-    check_embeddings(state.pop(EMBEDDINGS, None), embeddings, folder)
-    vocabulary, ids = None, None
-    if HEAD in state:
-        vocabulary, ids = vocabulary_of(state, found.get("draft_vocab_size"), target.vocab_size, folder)
-        if ids is None:
-            raise ValueError(f"{folder}: {HEAD}: a head of its own for all tokens cannot be represented; take another draft")
-    values = {
-        "layers": _layers(found, layers, target.num_hidden_layers, of_speculators, file),
-        "depth": depth,
-        "block_size": found.get("block_size"),
-        "mask_token": mask_token_of(found.get("mask_token_id"), target.vocab_size),
-        "vocabulary": vocabulary,
-        "sliding_window": window_of(found, depth, file),
-        **own_shape(published, target, Settings, file),
-        "tied_k_norm": _tie_k_norms(state, depth),
-        "target_vocabulary": None if ids is None else target.vocab_size,
-    }
-    check_values(Settings, values, str(file), ELSEWHERE)
-    warn_of_positions(published, target, file)
-    return state, Settings(**values, ids=ids)
+    state = draft.tensors(embeddings)
+    are_inputs = "speculators_model_type" in config
+    key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
+    check_values(Settings, {"layers": found.get(key)}, f"{file}: {key}", ELSEWHERE)
+    said = [layer + (not are_inputs) for layer in found.get(key) or ()]
+    settings = draft.settings(
+        Settings,
+        state,
+        layers=draft.layers(said, layers, Settings, key, 1),
+        depth=depth,
+        block_size=found.get("block_size"),
+        mask_token=mask_token_of(found.get("mask_token_id"), target.vocab_size),
+        sliding_window=window_of(found, depth, file),
+        tied_k_norm=_tie_k_norms(state, depth),
+    )
+    if HEAD in state and settings.ids is None:
+        raise ValueError(f"{folder}: {HEAD}: a head of its own for all tokens cannot be represented; take another draft")
+    return state, settings
 
 
 def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
@@ -121,25 +100,3 @@ def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
     for name in names[1:] if tied else ():
         del state[name]
     return tied
-
-
-def _layers(
-    found: dict[str, Any], given: tuple[int, ...] | None, target_layers: int, are_inputs: bool, file: Path
-) -> tuple[int, ...]:
-    """Return the layers whose inputs are read, from what config.json or the user says. Raises ValueError for others."""
-    key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
-    said = found.get(key)
-    check_values(Settings, {"layers": said}, f"{file}: {key}", ELSEWHERE)
-    inputs = None if said is None else tuple(layer + (not are_inputs) for layer in said)
-    if inputs and given not in (None, inputs):
-        raise ValueError(f"--layers: {list(given or ())}: {file} says inputs of {list(inputs)}; leave it out")
-    chosen = inputs or given
-    if chosen is None:
-        chosen = layers_of(None, target_layers)
-        log(f"{file}: {key}: missing; inputs of layers {list(chosen)} are taken")
-    if list(chosen) != sorted({each for each in chosen if 0 < each < target_layers}):
-        raise ValueError(
-            f"{file}: {key}: inputs of layers {list(chosen)}: must be of the target's layers 1 to {target_layers - 1}, "
-            f"ascending, each once; {ELSEWHERE}"
-        )
-    return chosen

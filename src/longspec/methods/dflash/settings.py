@@ -14,7 +14,19 @@ from longspec.config.schema import KNOWN, OFFLINE
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, VLLM, Served
-from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, is_named, layer_settings
+from longspec.methods.layer_shape import (
+    SHAPE,
+    LayerSettings,
+    LayerShape,
+    Row,
+    check_method,
+    check_proposed,
+    is_named,
+    layer_settings,
+    layers_of,
+    stored_word,
+    told_of_layers,
+)
 
 NAME = "dflash"
 NAMELESS_FILES = False
@@ -30,7 +42,6 @@ COUNTS = {
     "leading_hits": "drafted tokens that are the text's, up to each block's first other one",
     "outside_vocabulary": "no loss: the token to learn lies outside the draft vocabulary",
 }
-FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
 MOST_LAYERS = 8  # of a draft
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
 SAME = ("recipe.method", ("layers", "block_size", "mask_token", "sliding_window", *SHAPE))
@@ -49,17 +60,13 @@ class Method(LayerShape):
 
     name: Annotated[Text, means("the method, a file of config/method/")] = NAME
     depth: Annotated[Depth, means("the number of the draft's decoder layers")] = 3
-    layers: Annotated[
-        list[Whole] | None,
-        means("the target's layers whose inputs are read, from 1 on; null: 2, L // 2 and L - 3 of L layers"),
-    ] = None
     stored_layers: Annotated[
         list[Whole] | None,
         means(
             "the layers whose inputs are stored where recipe.states.source is offline, such as those of an EAGLE-3 run whose "
             "states are shared; null: those that are read"
         ),
-    ] = None
+    ] = field(default=None, metadata={"stored": False})
     block_size: Annotated[BlockSize, means("the slots of a block: the newest token and the tokens drafted at once")] = 16
     mask_token: Annotated[
         TokenId | None,
@@ -68,9 +75,6 @@ class Method(LayerShape):
     vocabulary: Annotated[
         Tokens | None,
         means("the number of tokens that the draft can propose by a head of its own; null: all, by the target's head"),
-    ] = None
-    vocabulary_from: Annotated[
-        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
     ] = None
     sliding_window: Annotated[
         Tokens | None,
@@ -90,7 +94,7 @@ class Draft:
     anchors: Annotated[
         Tokens | None,
         means("the number of blocks of a row in a step, drawn anew each time; null: the row's tokens / block_size"),
-    ] = None
+    ] = field(default=None, metadata={"stored": False})
     loss: Annotated[str, words(HARD, SOFT), means("what is learnt: the text's tokens, or the target's distribution")] = SOFT
     weights: Annotated[
         str, words(DECAY, D_PACE), means("the weights of a block's slots: exp(-(k - 1) / gamma) of slot k, or D-PACE's")
@@ -99,25 +103,10 @@ class Draft:
     alpha: Annotated[Alpha, means("the smoothing of the draft's probabilities in D-PACE's weights (arXiv 2605.18810)")] = 0.5
 
 
-def implied(tokens: int) -> dict[str, Any]:
-    """Keys of recipe.method that follow from a target of so many tokens: none."""
-    return {}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings(LayerSettings):
+@dataclass(kw_only=True)
+class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""
 
-    depth: Depth = 3
-    block_size: BlockSize = 16
-    mask_token: TokenId | None = None
-    tied_k_norm: Flag = True
-    loss: str = SOFT
-    weights: str = DECAY
-    gamma: Gamma = 7.0
-    alpha: Alpha = 0.5
-    anchors: int | None = field(default=None, metadata={"stored": False})
-    stored_layers: tuple[int, ...] | None = field(default=None, metadata={"stored": False})
     row_tokens: int = field(default=0, metadata={"stored": False})  # of a row that is trained; 0: none is
 
     @property
@@ -128,29 +117,9 @@ class Settings(LayerSettings):
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
-    return layer_settings(Settings, recipe, vocabulary, row_tokens=recipe.data.sequence_length, stored_layers=_stored(recipe))
-
-
-def _stored(recipe: Any) -> tuple[int, ...] | None:
-    """Return the layers whose inputs are stored beside those that are read; None: no others."""
-    chosen = recipe.method.stored_layers
-    return None if chosen is None or recipe.states.source != OFFLINE else tuple(chosen)
-
-
-def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
-
-    Raises ValueError, with the key, for a target that has not all of them.
-    """
-    if layers is None and target_layers < FEWEST_LAYERS:
-        raise ValueError(
-            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
-            f"{list(range(1, min(target_layers, 4)))}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} layers"
-        )
-    chosen = layers or (2, target_layers // 2, target_layers - 3)
-    if chosen[-1] >= target_layers:
-        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
-    return chosen
+    stored_layers = recipe.method.stored_layers if recipe.states.source == OFFLINE else None
+    more = {"row_tokens": recipe.data.sequence_length, "stored_layers": stored_layers and list(stored_layers)}
+    return layer_settings(Settings, recipe, vocabulary, **more)
 
 
 def longest_chain(recipe: Any) -> int:
@@ -180,9 +149,7 @@ def check(recipe: Any) -> None:
             f"recipe.method.stored_layers: {list(method.stored_layers)}: must hold all of recipe.method.layers, which are "
             f"{'not given' if method.layers is None else list(method.layers)}"
         )
-    if method.vocabulary_from is not None and method.vocabulary is None:
-        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
-    check_shape({name: method[name] for name in SHAPE}, "recipe.method")
+    check_method(method)
     if method.block_size > recipe.data.sequence_length:
         raise ValueError(
             f"recipe.method.block_size: blocks of {method.block_size} find no place in rows of {recipe.data.sequence_length} "
@@ -211,45 +178,29 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, the mask's token, and more tokens than the draft vocabulary."""
     method = recipe.method
     for chosen in (method.layers, method.stored_layers or method.layers):
-        layers_of(None if chosen is None else tuple(chosen), layers)
+        layers_of(chosen, layers)
     mask_token_of(method.mask_token, vocabulary)
-    if method.vocabulary is not None and method.vocabulary >= vocabulary:
-        raise ValueError(
-            f"recipe.method.vocabulary: {method.vocabulary}: the target has {vocabulary} tokens; give fewer, or null for all"
-        )
+    check_proposed(method, vocabulary)
 
 
 def stored(recipe: Any) -> str:
     """Return the inputs of layers, and what soft labels are made of; the words of an EAGLE-3 draft that reads the same."""
-    chosen = recipe.method.stored_layers or recipe.method.layers
-    layers = "default" if chosen is None else "-".join(map(str, chosen))
-    labels = "-final" if recipe.states.top_k is None else f"-top{recipe.states.top_k}"
-    return f"hidden-{layers}{labels if soft_labels(recipe) else ''}"
+    method = recipe.method
+    return stored_word(recipe, method.stored_layers or method.layers, is_soft=soft_labels(recipe))
 
 
-def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+def told(recipe: Any) -> list[Row]:
     """Return the layers that are read, the block, and what its slots learn."""
     method, draft = recipe.method, recipe.draft
-    layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
-    size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
-    lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
     weights = f"exp(-(k - 1) / {draft.gamma:g})" if draft.weights == DECAY else f"D-PACE, alpha {draft.alpha:g}"
     blocks = "one for each block of its tokens" if draft.anchors is None else str(draft.anchors)
-    window = "none" if method.sliding_window is None else str(method.sliding_window)
-    rows: list[tuple[tuple[str, ...], str, str]] = [
-        (("method.layers", "method.stored_layers"), "layers read", layers),
-        (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
+    further: list[Row] = [
         (("method.depth", "method.tied_k_norm"), "decoder layers", str(method.depth)),
         (("method.block_size", "method.mask_token", "draft.anchors"), "block", f"{method.block_size} slots, of a row {blocks}"),
         (("draft.loss",), "loss", draft.loss),
         (("draft.weights", "draft.gamma", "draft.alpha"), "weight of slot k", weights),
-        (("method.sliding_window",), "attention window, tokens", window),
     ]
-    own = {name: method[name] for name in SHAPE if method[name] is not None}
-    if own:
-        words_of = ", ".join(f"{name} {value}" for name, value in own.items())
-        rows.append((tuple(f"method.{name}" for name in own), "of its own", words_of))
-    return rows
+    return told_of_layers(method, further)
 
 
 def soft_labels(recipe: Any) -> bool:

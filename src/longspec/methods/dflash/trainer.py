@@ -12,39 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_rising
+from longspec.methods.contract import DraftOutput
 from longspec.methods.dflash.layer import DFlashLayer
-from longspec.methods.dflash.settings import DECAY, SOFT, Settings, anchors_of, layers_of, mask_token_of
+from longspec.methods.dflash.settings import DECAY, SOFT, Settings, anchors_of, mask_token_of
+from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
 from longspec.models.block_losses import BlockSums, SlotLabels, Weighting, block_cross_entropy
-from longspec.models.chain_losses import DenseTeacher, Teacher
-from longspec.models.draft_attention import rotations
 from longspec.models.losses import NO_LABEL, draft_numbers
 from longspec.models.target import whole
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import (
-    BEST_TOKEN,
-    COS,
-    EMBEDDED,
-    FINAL,
-    HIDDEN,
-    SIN,
-    StateTensor,
-    final_hidden_states,
-    hidden_states,
-    sparse_teacher,
-)
+from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
 
 SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled for each
-
-
-def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-    """Return the inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
-    layers = settings.stored_layers or layers_of(settings.layers, config.num_hidden_layers)
-    final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
-    return (*(hidden_states(config, layer) for layer in layers), *final)
 
 
 @dataclass(frozen=True)
@@ -103,17 +84,22 @@ class Blocks:
         return SlotLabels(places_BS[rows_R, before_R], numbers_R, of_all_R, slots_R, scale_A, slots)
 
 
-class DFlashTrainer(DraftTrainer):
+class DFlashTrainer(OwnLayersTrainer):
     """A frozen target and its trainable draft."""
 
-    states: TargetStates
     draft_model: DFlashLayer
     mask_H: Tensor
 
+    @staticmethod
+    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+        """Inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
+        layers = settings.stored_layers or settings.read_of(config.num_hidden_layers)
+        final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
+        return (*(hidden_states(config, layer) for layer in layers), *final)
+
     def __init__(self, states: TargetStates, draft_model: DFlashLayer, settings: Settings) -> None:
-        super().__init__(states, draft_model)
-        self.settings, config = settings, states.config
-        self.layers = layers_of(settings.layers, config.num_hidden_layers)
+        super().__init__(states, draft_model, settings)
+        config = states.config
         embeddings = states.target.model.embed_tokens.weight
         with states.gather([embeddings]), torch.no_grad():
             mask_H = whole(embeddings)[mask_token_of(settings.mask_token, config.vocab_size)].clone()
@@ -122,7 +108,7 @@ class DFlashTrainer(DraftTrainer):
         by_slot = tuple(weight / sum(weights) for weight in weights) if settings.weights == DECAY else None
         self.weighting = Weighting(by_slot, settings.alpha)
 
-    def forward(  # type: ignore[override]  # arguments of its own
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
@@ -147,11 +133,8 @@ class DFlashTrainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        config = self.states.config
-        position_ids = check_inputs(config, input_ids, labels, position_ids, document_ids, num_labels)
-        check_rising(position_ids, labels, document_ids)
-        names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
-        found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
+        told = (input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss)
+        position_ids, found = self.look(*told)
         blocks = Blocks.of(labels, document_ids, priority, self.settings)
         hidden_BQH = self._filled(found, position_ids, blocks)
         sums = self._sums(hidden_BQH, found, input_ids, blocks, with_llm_loss)
@@ -166,13 +149,9 @@ class DFlashTrainer(DraftTrainer):
         x_BQH = torch.cat([newest_BAH[:, :, None], masks], dim=2).flatten(1, 2)
         place_BA = position_ids_BS.gather(1, anchors_BA)
         place_BQ = (place_BA[:, :, None] + torch.arange(settings.block_size, device=place_BA.device)).flatten(1)
-        turns = (found[COS], found[SIN])
-        if layer.rotation is not None:
-            turns, rope = layer.rotation(embedded_BSH, position_ids_BS), layer.rotation(embedded_BSH, place_BQ)
-        else:
-            rope = rotations(self.states.target.model, embedded_BSH, place_BQ)
-        context_BSH = layer.context([found[f"{HIDDEN}{number}"] for number in self.layers])
-        text = layer.context_keys_values(context_BSH, turns)
+        turns = self.rope_of_text(found, embedded_BSH, position_ids_BS)
+        rope = layer.rope(self.states.target, embedded_BSH, place_BQ)
+        text = layer.context_keys_values(layer.context(self.taps(found)), turns)
         window = None if settings.sliding_window is None else settings.sliding_window - 1
         visibility = BlockVisibility(anchors_BA, blocks.starts_BA, settings.block_size, window)
 
@@ -189,19 +168,11 @@ class DFlashTrainer(DraftTrainer):
         slots_AWH = hidden_BQH.unflatten(1, (-1, settings.block_size)).flatten(0, 1)
         hidden_RH = layer.norm(slots_AWH[labels.blocks_R, labels.slots_R + 1])
         tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
-
-        def labelled(x_BS: Tensor) -> Tensor:
-            return x_BS.flatten(0, 1)[tokens_N]
-
+        next_N = input_ids_BS.roll(-1, 1).flatten()[tokens_N]
         is_soft = settings.loss == SOFT
-        teacher: Teacher | None = None
         with self.states.gather([head_weight]):
-            if is_soft or with_llm_loss:
-                teacher = sparse_teacher(found, labelled, layer.ids_V, with_loss=with_llm_loss)
-            if FINAL in found and (is_soft or with_llm_loss):
-                best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
-                final_NH, next_N = labelled(found[FINAL]), labelled(input_ids_BS.roll(-1, 1))
-                teacher = DenseTeacher(final_NH, head_weight, next_N, layer.ids_V, with_llm_loss, best_N)
+            wanted = is_soft or with_llm_loss
+            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
             take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, is_soft=is_soft)
             sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums

@@ -8,25 +8,19 @@ Shapes: B rows, E tokens taken in at once, W nodes of a level, S nodes of a tree
 key/value heads, D head width, V draft vocabulary.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from longspec.decode.budget import grown
-from longspec.decode.cache import NewestTokens, OwnCache, WholeText
-from longspec.decode.drafters import Drafter, DraftInput, check_beside
+from longspec.decode.drafters import DraftInput
 from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
-from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import Settings, layers_of
-from longspec.methods.vocabulary_tensors import check_vocabulary
+from longspec.decode.tree import DraftTree, TreeBuilder
+from longspec.methods.own_layers_drafter import OwnLayersDrafter, places_of
 from longspec.models.attention.backends import attend
 from longspec.models.attention.visibility import TreeVisibility
-from longspec.models.draft_attention import rotations
-from longspec.states.tensors import HIDDEN
 
 
 class Accepted(NamedTuple):
@@ -37,41 +31,18 @@ class Accepted(NamedTuple):
     counts_B: Tensor
 
 
-class Eagle3Drafter(Drafter):
-    """Proposes by an EAGLE-3 layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
+class Eagle3Drafter(OwnLayersDrafter):
+    """Proposes by an EAGLE-3 layer beside its target."""
 
-    Raises ValueError for settings whose draft vocabulary was not read.
-    """
-
-    def __init__(self, target: Any, layer: Eagle3Layer, settings: Settings) -> None:
-        check_vocabulary(settings)
-        assert layer.ids_V is not None, "the layer is made of the same settings"
-        self.target, self.layer, self.settings = target, layer, settings
-        auxiliary = layers_of(settings.layers, target.config.num_hidden_layers)
-        self.reads = tuple(f"{HIDDEN}{number}" for number in auxiliary)
-        self.proposed = settings.vocabulary
-        self.slots: OwnCache = WholeText()
-        self.accepted: Accepted | None = None
-        self.hidden_BWH: Tensor | None = None  # of the level last asked
-
-    def check(self, target: Any) -> None:
-        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
-        check_beside(self.target, target, self.layer.fc.weight)
-        own, width, size = self.layer.fc.out_features, target.config.hidden_size, target.config.vocab_size
-        if own != width:
-            raise ValueError(f"draft: its layer has hidden_size {own}, the target {width}: give a draft of this target")
-        chosen_from = self.settings.target_vocabulary
-        if self.proposed is None:
-            chosen_from = self.layer.lm_head.out_features
-        if chosen_from not in (None, size):
-            raise ValueError(f"draft: proposes tokens of {chosen_from}, the target has {size}: give a draft of this target")
+    accepted: Accepted | None
+    hidden_BWH: Tensor | None = None  # of the level last asked
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Slots of each prompt, of its newest tokens where there is a window; the first round takes them in with the root."""
         window, device = self.settings.sliding_window, hidden[self.reads[0]].device
         longest = max(map(len, prompts))
         width = longest if window is None else min(window, longest)
-        self.slots = WholeText() if window is None else NewestTokens(window)
+        self.caches = [self.empty_cache()]
         first = [max(0, len(prompt) - width) for prompt in prompts]
         following = [prompt[start + 1 : start + width] for prompt, start in zip(prompts, first, strict=True)]
         tokens_BE = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in following], device=device)
@@ -84,8 +55,7 @@ class Eagle3Drafter(Drafter):
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         """A tree of this shape; of the leaves nothing is computed."""
-        ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
-        builder = TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
+        builder = self.builder(draft_input)
         return grown(builder, shape, sampler, lambda: self.logits(draft_input, builder))
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
@@ -96,10 +66,10 @@ class Eagle3Drafter(Drafter):
         depth, size = len(builder.sizes) - 1, builder.sizes[-1]
         feature_BWH = self._fed_back(builder) if depth else self._take_in_text(draft_input)
         positions_B1 = draft_input.lengths_B[:, None] + (depth - 1)
-        embedded_BWH, rope = self._embed(builder.tokens[-1], positions_B1.expand(-1, size))
+        embedded_BWH, rope = self.embedded(builder.tokens[-1], positions_B1.expand(-1, size))
 
         def attend_own(q_BNWD: Tensor, k_BKWD: Tensor, v_BKWD: Tensor) -> Tensor:
-            keys, values = self.slots.with_nodes((k_BKWD, v_BKWD)) if depth else self.slots.of_text()
+            keys, values = self.caches[0].with_nodes((k_BKWD, v_BKWD)) if depth else self.caches[0].of_text()
             return attend(q_BNWD, keys, values, self._visibility(draft_input, builder), q_BNWD.shape[-1] ** -0.5)
 
         self.hidden_BWH = self.layer.midlayer(embedded_BWH, feature_BWH, rope, attend_own)
@@ -108,12 +78,6 @@ class Eagle3Drafter(Drafter):
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """The new tokens, each behind the target's hidden states of the one before; the tree is forgotten."""
         self.accepted = Accepted(tokens_BE, self.layer.feature([hidden[name] for name in self.reads]), kept_B + 1)
-
-    def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
-        assert self.accepted is not None
-        self.accepted = Accepted(*(x[rows_B] for x in self.accepted))
-        self.slots.select(rows_B)
 
     def _take_in_text(self, draft_input: DraftInput) -> Tensor:
         """Keys and values of the slots that have become text, the root's with them, whose feature [B, 1, H] is returned.
@@ -124,11 +88,10 @@ class Eagle3Drafter(Drafter):
         lengths_B, counts_B, feature_BEH = draft_input.lengths_B, self.accepted.counts_B, self.accepted.feature_BEH
         last_B1 = counts_B[:, None] - 1
         tokens_BE = self.accepted.tokens_BE.scatter(1, last_B1, draft_input.roots_B[:, None])
-        positions_BE = (lengths_B - counts_B)[:, None] + torch.arange(tokens_BE.shape[1], device=lengths_B.device)
-        embedded_BEH, rope = self._embed(tokens_BE, positions_BE)
+        embedded_BEH, rope = self.embedded(tokens_BE, places_of(lengths_B, counts_B, tokens_BE.shape[1]))
         midlayer = self.layer.midlayer
         new = midlayer.self_attn.keys_values(midlayer.both(embedded_BEH, midlayer.hidden_norm(feature_BEH)), rope)
-        self.slots.extend(new, counts_B, draft_input.lengths, lengths_B)
+        self.caches[0].extend(new, counts_B, draft_input.lengths, lengths_B)
         return feature_BEH.gather(1, last_B1[:, :, None].expand(-1, -1, feature_BEH.shape[2]))
 
     def _fed_back(self, builder: TreeBuilder) -> Tensor:
@@ -140,7 +103,7 @@ class Eagle3Drafter(Drafter):
 
     def _visibility(self, draft_input: DraftInput, builder: TreeBuilder) -> TreeVisibility:
         """The text's slots, among them the root's, and of the tree below it the path down to each node of the newest level."""
-        size, window = builder.sizes[-1], self.settings.sliding_window
+        size = builder.sizes[-1]
         behind_S = builder.depths_S - 1  # positions behind the slots of the text
         return TreeVisibility(
             draft_input.lengths,
@@ -148,19 +111,9 @@ class Eagle3Drafter(Drafter):
             builder.seen_BSS[:, -size:, 1:],
             behind_S[-size:],
             behind_S[1:],
-            first_B=self.slots.first_B(draft_input.lengths_B),
-            window=None if window is None else window - 1,  # which counts the query itself
+            first_B=self.caches[0].first_B(draft_input.lengths_B),
+            window=self.window,
         )
 
-    def _embed(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Embeddings [B, W, H] and rotations."""
-        embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
-        if self.layer.rotation is not None:
-            return embedded_BWH, self.layer.rotation(embedded_BWH, positions_BW)
-        return embedded_BWH, rotations(self.target.model, embedded_BWH, positions_BW)
 
-
-def drafter(target: Any, layer: Eagle3Layer, settings: Settings, vocabulary: DraftVocabulary | None) -> Eagle3Drafter:
-    """Trees and chains, of the tokens that its own head proposes."""
-    assert vocabulary is None, "methods.drafter hands it none"
-    return Eagle3Drafter(target, layer, settings)
+drafter = Eagle3Drafter

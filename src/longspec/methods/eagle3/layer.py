@@ -25,13 +25,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, Settings, layers_of
-from longspec.methods.layer_config import layer_config, shape_fields, turns_otherwise
-from longspec.methods.vocabulary_tensors import check_vocabulary
-from longspec.models.draft_attention import DraftAttention, Rotation
+from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, Settings
+from longspec.methods.layer_config import layer_config, shape_fields
+from longspec.methods.own_layers import OwnLayers
+from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 from longspec.models.draft_head import DraftHead
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
@@ -49,9 +48,9 @@ class Midlayer(nn.Module):
         self.norm_before_residual = norm_before_residual
         self.self_attn = DraftAttention(config, 2 * config.hidden_size, biases=False)
         self.mlp = Qwen2MLP(config)  # without biases
-        self.input_layernorm = _norm(config)
-        self.hidden_norm = _norm(config)
-        self.post_attention_layernorm = _norm(config)
+        self.input_layernorm = norm_of(config)
+        self.hidden_norm = norm_of(config)
+        self.post_attention_layernorm = norm_of(config)
 
     def both(self, embedded_BSH: Tensor, normed_BSH: Tensor) -> Tensor:
         """Input [B, S, 2H] of the self attention, from embeddings and features, of which hidden_norm has normed the latter."""
@@ -68,40 +67,42 @@ class Midlayer(nn.Module):
         return hidden_BSH + self.mlp(self.post_attention_layernorm(hidden_BSH))
 
 
-class Eagle3Layer(nn.Module):
-    """The trainable module. `ids_V`, no part of its state dict, are the target's tokens that its head proposes; None where the
-    draft vocabulary was not read: such a layer is for names and shapes alone.
+class Eagle3Layer(OwnLayers):
+    """The trainable module.
 
     With `fc_norm` each auxiliary hidden state has a norm of its own before the projection; with `norm_output` what is fed back
     is normed as the head reads it (EAGLE-3.1). `input_norm` is one norm over all of them, which comes first (norm_before_fc).
-
-    rotation: of a layer that does not turn as its target does; None: the target's rotations are handed to it.
     """
 
-    ids_V: Tensor | None
-    rotation: Rotation | None
+    lm_head: DraftHead
 
     def __init__(self, config: PretrainedConfig, settings: Settings) -> None:
-        super().__init__()
+        super().__init__(config, settings)
         width, proposed = config.hidden_size, settings.vocabulary or config.vocab_size
-        self.rotation = None
-        if turns_otherwise(config, settings):
-            self.rotation = Rotation(layer_config(config, settings))
         config = layer_config(config, settings)
         self.norm_output = settings.norm_output
-        self.input_norm = _norm(config, AUXILIARY * width) if settings.norm_before_fc else None
-        self.fc_norm = nn.ModuleList([_norm(config) for _ in range(AUXILIARY if settings.fc_norm else 0)])
+        self.input_norm = norm_of(config, AUXILIARY * width) if settings.norm_before_fc else None
+        self.fc_norm = nn.ModuleList([norm_of(config) for _ in range(AUXILIARY if settings.fc_norm else 0)])
         self.fc = nn.Linear(AUXILIARY * width, width, bias=False)
         self.midlayer = Midlayer(config, settings.norm_before_residual)
-        self.norm = _norm(config)
+        self.norm = norm_of(config)
         self.lm_head = DraftHead(width, proposed, bias=False)
-        ids_V = None if settings.ids is None else torch.tensor(settings.ids)
         if settings.vocabulary is None:
-            ids_V = torch.arange(proposed)
-        self.register_buffer("ids_V", ids_V, persistent=False)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.initializer_range)
+            self.ids_V = torch.arange(proposed)
+        draw_weights(self, config.initializer_range)
+
+    def begin(self, states: Any, settings: Settings) -> None:
+        """Make norm and head copies of the target's.
+
+        settings.start "identity": the hidden states are the inputs of the last auxiliary layer as they are, so that head and
+        norm begin with what they read in the target; attention and feed-forward layer add nothing yet.
+        """
+        super().begin(states, settings)
+        if settings.start == "identity":
+            with torch.no_grad():
+                self.fc.weight.zero_()[:, -self.fc.out_features :].fill_diagonal_(1)
+                self.midlayer.self_attn.o_proj.weight.zero_()
+                self.midlayer.mlp.down_proj.weight.zero_()
 
     def feature(self, auxiliary: Sequence[Tensor]) -> Tensor:
         """The features [B, S, H] of a chain's first step, from the target's hidden states of the auxiliary layers in order."""
@@ -120,33 +121,9 @@ class Eagle3Layer(nn.Module):
         return self.lm_head(self.norm(hidden_BSH))
 
 
-def _norm(config: Any, width: int | None = None) -> LlamaRMSNorm:
-    return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
-
-
-def fresh_layer(states: Any, settings: Settings) -> Eagle3Layer:
-    """An untrained layer in the target's dtype, whose norm and head start as copies of the target's.
-
-    settings.start "identity": its hidden states are the inputs of the last auxiliary layer as they are, so that head and norm
-    begin with what they read in the target; attention and feed-forward layer add nothing yet.
-    """
-    check_vocabulary(settings)
-    layer = Eagle3Layer(states.config, settings).to(states.head_weight.dtype)
-    assert layer.ids_V is not None
-    with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
-        layer.norm.weight.copy_(states.final_norm_weight)
-        layer.lm_head.weight.copy_(states.head_weight[layer.ids_V.to(states.head_weight.device)])
-        if settings.start == "identity":
-            width = layer.fc.out_features
-            layer.fc.weight.zero_()[:, -width:].fill_diagonal_(1)
-            layer.midlayer.self_attn.o_proj.weight.zero_()
-            layer.midlayer.mlp.down_proj.weight.zero_()
-    return layer
-
-
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
     """The fields of config.json. Raises ValueError for layers that the target does not have."""
-    layers = list(layers_of(settings.layers, config.num_hidden_layers))
+    layers = list(settings.read_of(config.num_hidden_layers))
     fields = shape_fields(config, settings) | {
         "architectures": [ARCHITECTURE],
         "model_type": "llama",

@@ -6,20 +6,18 @@ steps of a chain.
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
 
 from longspec.families import position_limit
 from longspec.methods.contract import Distribution, DraftMemory
-from longspec.methods.eagle3.layer import Eagle3Layer, config_fields, fresh_layer
+from longspec.methods.eagle3.layer import Eagle3Layer, config_fields
 from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
-from longspec.methods.eagle3.trainer import Eagle3Trainer, reads
+from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.layer_config import layer_config
-from longspec.methods.vocabulary_tensors import VocabularyMethod, check_with_vocabulary, with_vocabulary
-from longspec.models.attention.backends import SDPA, fastest
-from longspec.models.attention.sdpa import block_bytes
+from longspec.methods.own_layers import OwnLayersMethod
+from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
 from longspec.models.losses import TOP_BYTES
@@ -101,10 +99,7 @@ def memory(
     own = 4 * config.num_attention_heads * steps * (steps - 1) // 2
     kept = steps * step + own + element * hidden * (AUXILIARY * (1 + settings.fc_norm + settings.norm_before_fc) + 1)
     window = None if settings.sliding_window is None else settings.sliding_window - 1
-    scores = 0
-    if fastest(device.type, dtype, width, True) == SDPA:
-        row = min(tokens, positions)
-        scores = block_bytes(config.num_attention_heads, width, row, window, dtype, device)
+    scores = score_bytes(config.num_attention_heads, width, min(tokens, positions), window, dtype, device)
     proposed = settings.vocabulary or config.vocab_size
     head = 4 * proposed * hidden
     logits = chain_bytes(config.vocab_size, proposed, steps, tokens, dtype, device, sparse=top_k is not None)
@@ -117,43 +112,27 @@ def memory(
     return DraftMemory(kept=kept * tokens, losses=losses, backward=widest + head)
 
 
-NORMS_BEFORE_FC = {
-    "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
-    "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
-}
-
-
-def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError as of check_with_vocabulary; names the key where a norm before the projection is at fault."""
-    check_with_vocabulary(layer, state, source, NORMS_BEFORE_FC)
-
-
-class Eagle3Method(VocabularyMethod):
+class Eagle3Method(OwnLayersMethod):
     """The contract's answers (methods/contract.py)."""
 
     name = NAME
     schema = Settings
     trained_by = Eagle3Trainer
-    fresh = staticmethod(fresh_layer)
     layer = Eagle3Layer
-    reads = staticmethod(reads)
     memory = staticmethod(memory)
     operations = staticmethod(operations)
-    published = staticmethod(with_vocabulary)
     config_fields = staticmethod(config_fields)
-    check_state = staticmethod(check_draft_state)
+    hints: ClassVar[dict[str, str]] = {
+        "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
+        "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
+    }
 
     def learnt(self, settings: Settings) -> Distribution:
         """Over the draft vocabulary; which tokens these are is known where its file was read."""
         return Distribution(settings.ids, 1.0)
 
     def drafted_steps(self, settings: Settings) -> int:
-        """The tokens of a chain, as many as training unrolls."""
         return settings.steps
-
-    def each_step(self, settings: Settings) -> dict[str, Any]:
-        """The steps are unrolled in every forward; here each is measured by itself."""
-        return {"each_step": True}
 
 
 METHOD = Eagle3Method()

@@ -8,67 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig
 
-from longspec.atomic_files import new_folder, write_json
 from longspec.config.faults import faults_in
-from longspec.methods.draft_files import CONFIG, SAFETENSORS, draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.method import check_draft_state
-from longspec.methods.eagle3.settings import NAME, Settings, check_layout
-from longspec.methods.layer_config import OF_THE_TARGET
+from longspec.methods import exported_draft
+from longspec.methods.draft_files import CONFIG
+from longspec.methods.eagle3.method import METHOD
+from longspec.methods.layer_config import OF_ONE_LAYER
 from longspec.methods.layer_shape import PARTIAL
-from longspec.methods.vocabulary_tensors import D2T, T2D, draft_settings
-from longspec.models.weight_files import read_tensors, telling_damage
+from longspec.methods.vocabulary_tensors import D2T, T2D
+from longspec.models.weight_files import telling_damage
 
 # OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
 FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
-DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
-OF_THE_LAYER = (
-    *OF_THE_TARGET,
-    "architectures",
-    "model_type",
-    "num_hidden_layers",
-    "head_dim",
-    "draft_vocab_size",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "rope_parameters",
-)
+OF_THE_LAYER = (*OF_ONE_LAYER, "architectures", "draft_vocab_size")
 LAYERS = "hidden_layers_list"
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
     """Write the folder.
 
-    Raises ValueError for a target or a rotation that OpenVINO has no place for, and as of check_layout, draft_settings and
-    check_draft_state.
+    Raises ValueError for a target or a rotation that OpenVINO has no place for, and as of exported_draft.
     """
-    if dtype not in (None, *DTYPES):
-        raise ValueError(f"--dtype: {dtype}: is unknown to the layout openvino; give one of {', '.join(DTYPES)}")
-    settings, found = draft_settings(folder, NAME, Settings), read_draft_config(folder)
-    assert found is not None, "draft_settings refuses folders without"
-    (file, content), weights_file = found, draft_weights_file(folder)
+    draft = exported_draft.read(folder, METHOD, "openvino", context)
+    file, content, tensors = folder / CONFIG, draft.content, draft.tensors
     with faults_in(str(file)):
-        check_layout("openvino", vars(settings), context)
         _check(content)
-    with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
-        layer = Eagle3Layer(LlamaConfig(**content), settings)
+    with telling_damage(file, "is no configuration of a draft"):
         config = {name: content[name] for name in OF_THE_LAYER}
         config[LAYERS] = [number - 1 for number in content["eagle_aux_hidden_state_layer_ids"]]
-    tensors = read_tensors(weights_file)
-    check_draft_state(layer, tensors, weights_file)
     if D2T not in tensors:  # all of the target's tokens are proposed
         tensors[D2T] = torch.zeros(content["draft_vocab_size"], dtype=torch.int64)
     tensors.setdefault(T2D, torch.ones(content["vocab_size"], dtype=torch.bool))
-    if dtype is not None:
-        tensors = {name: x.to(DTYPES[dtype]) if x.is_floating_point() else x for name, x in tensors.items()}
-    from safetensors.torch import save_file
-
-    with new_folder(out) as beside:
-        write_json(beside / CONFIG, config)
-        save_file(tensors, beside / SAFETENSORS, metadata={"format": "pt"})
+    exported_draft.write_folder(out, "openvino", config, tensors, dtype)
 
 
 def _check(content: dict[str, Any]) -> None:

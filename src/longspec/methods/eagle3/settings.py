@@ -3,7 +3,7 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -11,10 +11,23 @@ from pydantic import Field
 
 from longspec import families
 from longspec.config.schema import KNOWN, LATER
-from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
+from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
-from longspec.methods.layer_shape import SHAPE, LayerSettings, LayerShape, check_shape, is_named, layer_settings
+from longspec.methods import layer_shape
+from longspec.methods.layer_shape import (
+    SHAPE,
+    LayerSettings,
+    LayerShape,
+    Row,
+    Vocabulary,
+    check_method,
+    check_proposed,
+    is_named,
+    layer_settings,
+    stored_word,
+    told_of_layers,
+)
 
 NAME = "eagle3"
 NAMELESS_FILES = False
@@ -39,7 +52,6 @@ COUNTS = {
     "past_document": "no loss: past the document's end",
 }
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
-FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
 SAME = ("recipe.method", ("layers", *NORMS, "sliding_window", *SHAPE))
@@ -54,19 +66,7 @@ class Method(LayerShape):
     """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
 
     name: Annotated[Text, means("the method, a file of config/method/")] = NAME
-    layers: Annotated[
-        list[Whole] | None, means("the target's layers whose inputs are read; null: 2, L // 2 and L - 3 of L layers")
-    ] = None
-    vocabulary: Annotated[
-        Tokens | None,
-        means("the number of tokens that the draft can propose, the most frequent ones; null: all of the target's"),
-    ] = 8192
-    vocabulary_from: Annotated[
-        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
-    ] = None
-    sliding_window: Annotated[
-        Tokens | None, means("the number of keys that its self attention sees, the query's own among them; null: all")
-    ] = None
+    vocabulary: Vocabulary = 8192
     fc_norm: Annotated[Flag, means("whether each auxiliary hidden state is normed before the projection (EAGLE-3.1)")] = False
     norm_output: Annotated[Flag, means("whether what the draft feeds back is normed (EAGLE-3.1)")] = False
     norm_before_residual: Annotated[Flag, means("whether the layer adds to the normed feature, in place of the feature")] = (
@@ -88,7 +88,7 @@ class Draft:
     decay: Annotated[Decay, means("the weight of each step of a chain, as a share of the one before")] = 0.8
     start: Annotated[
         str, words(*STARTS), means("what an untrained layer is: random, or one that hands its last input through")
-    ] = field(default="random", metadata=LATER)
+    ] = field(default="random", metadata=LATER | {"stored": False})
 
 
 def implied(tokens: int) -> dict[str, Any]:
@@ -96,17 +96,13 @@ def implied(tokens: int) -> dict[str, Any]:
     return {"vocabulary": 32000 if tokens >= 64000 else 8192 if tokens > 16384 else None}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings(LayerSettings):
+@dataclass(kw_only=True)
+class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""
 
-    fc_norm: Flag = False
-    norm_output: Flag = False
-    norm_before_residual: Flag = field(default=False, metadata=LATER)
-    norm_before_fc: Flag = field(default=False, metadata=LATER)
-    steps: Steps = 7
-    decay: Decay = 0.8
-    start: str = field(default="random", metadata={"stored": False})
+    def read_of(self, target_layers: int) -> tuple[int, ...]:
+        """Return the auxiliary layers."""
+        return layers_of(self.layers, target_layers)
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -114,7 +110,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     return layer_settings(Settings, recipe, vocabulary)
 
 
-def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, ...]:
+def layers_of(layers: Sequence[int] | None, target_layers: int) -> tuple[int, ...]:
     """The auxiliary layers of a target of so many: those that were chosen, or 2, L // 2 and L - 3.
 
     Raises ValueError, with the key, where these are not three different ones of the target's.
@@ -124,15 +120,7 @@ def layers_of(layers: tuple[int, ...] | None, target_layers: int) -> tuple[int, 
             f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
             "there is none for this target; train another method"
         )
-    if layers is None and target_layers < FEWEST_LAYERS:
-        raise ValueError(
-            f"recipe.method.layers: must be given for a target of {target_layers} layers, such as "
-            f"{[0, target_layers // 2, target_layers - 1]}: the default 2, L // 2 and L - 3 needs {FEWEST_LAYERS} layers"
-        )
-    chosen = layers or (2, target_layers // 2, target_layers - 3)
-    if chosen[-1] >= target_layers:
-        raise ValueError(f"recipe.method.layers: {list(chosen)}: the target has layers 0 to {target_layers - 1}")
-    return chosen
+    return layer_shape.layers_of(layers, target_layers, first=0)
 
 
 def check(recipe: Any) -> None:
@@ -145,9 +133,7 @@ def check(recipe: Any) -> None:
                 f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, as [2, 16, 29]; "
                 "engines collect their hidden states in this order"
             )
-    if method.vocabulary_from is not None and method.vocabulary is None:
-        raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
-    check_shape({name: method[name] for name in SHAPE}, "recipe.method")
+    check_method(method)
     if draft.steps + 1 >= recipe.data.sequence_length:
         raise ValueError(
             f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "
@@ -167,12 +153,8 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, and more tokens than the draft vocabulary."""
-    method = recipe.method
-    layers_of(None if method.layers is None else tuple(method.layers), layers)
-    if method.vocabulary is not None and method.vocabulary >= vocabulary:
-        raise ValueError(
-            f"recipe.method.vocabulary: {method.vocabulary}: the target has {vocabulary} tokens; give fewer, or null for all"
-        )
+    layers_of(recipe.method.layers, layers)
+    check_proposed(recipe.method, vocabulary)
 
 
 # Layouts of drafts for another program than vLLM: its name, and the norms that it has no place for.
@@ -210,30 +192,14 @@ def check_layout(layout: str, method: Mapping[str, Any], context: int | None) ->
 
 def stored(recipe: Any) -> str:
     """The inputs of the auxiliary layers, and what the labels are made of."""
-    layers = "default" if recipe.method.layers is None else "-".join(map(str, recipe.method.layers))
-    return f"hidden-{layers}-{'final' if recipe.states.top_k is None else f'top{recipe.states.top_k}'}"
+    return stored_word(recipe, recipe.method.layers, is_soft=True)
 
 
-def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
+def told(recipe: Any) -> list[Row]:
     """The layers that are read, the tokens that are proposed, and the chain that is trained."""
-    method, draft = recipe.method, recipe.draft
-    layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
-    size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
-    lender = "" if method.vocabulary_from is None else f", of {method.vocabulary_from}"
-    window = "none" if method.sliding_window is None else str(method.sliding_window)
-    rows: list[tuple[tuple[str, ...], str, str]] = [
-        (("method.layers",), "layers read", layers),
-        (("method.vocabulary", "method.vocabulary_from"), "draft vocabulary, tokens", f"{size}{lender}"),
-        (("draft.steps", "draft.decay"), "chain", f"{draft.steps} steps, weighted {draft.decay:g}^i"),
-        (("method.sliding_window",), "attention window, tokens", window),
-    ]
-    # Drafts that were begun elsewhere are seldom shaped and normed as ours by default.
-    own = {name: method[name] for name in ("norm_before_residual", "norm_before_fc", *SHAPE)}
-    values = {name: value for name, value in own.items() if value not in (None, False)}
-    if values:
-        words = ", ".join(name if value is True else f"{name} {value}" for name, value in values.items())
-        rows.append((tuple(f"method.{name}" for name in values), "of its own", words))
-    return rows
+    chain = f"{recipe.draft.steps} steps, weighted {recipe.draft.decay:g}^i"
+    # Drafts that were begun elsewhere are seldom normed as ours by default.
+    return told_of_layers(recipe.method, [(("draft.steps", "draft.decay"), "chain", chain)], NORMS[2:])
 
 
 def soft_labels(recipe: Any) -> bool:

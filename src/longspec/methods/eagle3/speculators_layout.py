@@ -11,43 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longspec.config.names import HUB_PREFIX
-from longspec.methods.draft_files import draft_weights_file, read_draft_config
-from longspec.methods.eagle3.layer import Eagle3Layer
+from longspec.methods import exported_draft
+from longspec.methods.draft_files import CONFIG
 from longspec.methods.eagle3.method import METHOD
-from longspec.methods.layer_config import OF_THE_TARGET
-from longspec.models.weight_files import read_tensors, telling_damage
+from longspec.methods.layer_config import OF_ONE_LAYER
+from longspec.models.weight_files import telling_damage
 
 VERSION = "0.9.0"
 OURS, THEIRS = "midlayer.", "layers.0."
-SHAPES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "hidden_act",
-)
-OF_THE_LAYER = (
-    *OF_THE_TARGET,
-    "model_type",
-    "num_hidden_layers",
-    "head_dim",
-    "tie_word_embeddings",
-    "attention_bias",
-    "mlp_bias",
-    "rope_parameters",
-    "dtype",
-    "layer_types",
-    "sliding_window",
-)
+OF_THE_LAYER = (*OF_ONE_LAYER, "dtype", "layer_types", "sliding_window")
 OF_THE_DRAFT = (
     "draft_vocab_size",
     "eagle_aux_hidden_state_layer_ids",
@@ -61,17 +36,13 @@ OF_THE_DRAFT = (
 OPTIONAL = ("layer_types", "sliding_window", "dtype")  # without a window, and of a target that names no dtype
 
 
-def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and config.json. Raises ValueError as of METHOD.stored_settings and METHOD.check_state."""
-    settings, found = METHOD.stored_settings(folder), read_draft_config(folder)
-    assert found is not None, "stored_settings refuses folders without"
-    (file, config), weights_file = found, draft_weights_file(folder)
-    with telling_damage(file, "is no configuration of a draft"), torch.device("meta"):
-        layer = Eagle3Layer(LlamaConfig(**{name: config[name] for name in SHAPES}), settings)
+def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
+    """Write the folder. Raises ValueError as of exported_draft."""
+    draft = exported_draft.read(folder, METHOD, "speculators", context)
+    config = draft.content
+    with telling_damage(folder / CONFIG, "is no configuration of a draft"):
         of_layer, of_draft = _taken(config, OF_THE_LAYER), _taken(config, OF_THE_DRAFT)
         architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]]
-    tensors = read_tensors(weights_file)
-    METHOD.check_state(layer, tensors, weights_file)
     source = config["target_source"]
     verifier = {
         "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],
@@ -79,11 +50,11 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     }
     proposal = {
         "proposal_type": "greedy",
-        "speculative_tokens": settings.steps,
+        "speculative_tokens": draft.settings.steps,
         "verifier_accept_k": 1,
         "accept_tolerance": 0.0,
     }
-    return {name.replace(OURS, THEIRS, 1): tensor for name, tensor in tensors.items()}, {
+    written = {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": VERSION,
@@ -97,6 +68,8 @@ def exported(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "embed_requires_grad": False,
         "target_hidden_size": None,
     } | of_draft
+    tensors = {name.replace(OURS, THEIRS, 1): tensor for name, tensor in draft.tensors.items()}
+    exported_draft.write_folder(out, "speculators", written, tensors, dtype)
 
 
 def _taken(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -11,32 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_rising
+from longspec.methods.contract import DraftOutput
 from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import Settings, layers_of
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention.chains import KeysValues, attend_chains
 from longspec.models.attention.visibility import PADDING, Visibility, document_starts
-from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher, chain_cross_entropy
+from longspec.models.chain_losses import ChainSums, chain_cross_entropy
 from longspec.models.losses import NO_LABEL
-from longspec.states.forward import TargetStates
-from longspec.states.tensors import (
-    BEST_TOKEN,
-    COS,
-    EMBEDDED,
-    FINAL,
-    HIDDEN,
-    SIN,
-    StateTensor,
-    final_hidden_states,
-    hidden_states,
-    sparse_teacher,
-)
-
-
-def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-    """The inputs of the three auxiliary layers, and the final hidden states, which the labels are made of in any case."""
-    layers = layers_of(settings.layers, config.num_hidden_layers)
-    return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
+from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
 
 
 @dataclass(frozen=True)
@@ -99,18 +82,18 @@ def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
     return x_RH if len(chains_M) == len(x_RH) else x_RH[chains_M]
 
 
-class Eagle3Trainer(DraftTrainer):
+class Eagle3Trainer(OwnLayersTrainer):
     """A frozen target and its trainable draft."""
 
-    states: TargetStates
     draft_model: Eagle3Layer
 
-    def __init__(self, states: TargetStates, draft_model: Eagle3Layer, settings: Settings) -> None:
-        super().__init__(states, draft_model)
-        self.settings = settings
-        self.layers = layers_of(settings.layers, states.config.num_hidden_layers)
+    @staticmethod
+    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+        """The inputs of the three auxiliary layers, and the final hidden states, which the labels are made of in any case."""
+        layers = settings.read_of(config.num_hidden_layers)
+        return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
 
-    def forward(  # type: ignore[override]  # one argument of its own
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
@@ -135,16 +118,13 @@ class Eagle3Trainer(DraftTrainer):
 
         Raises ValueError that names what is out of range.
         """
-        config = self.states.config
-        position_ids = check_inputs(config, input_ids, labels, position_ids, document_ids, num_labels)
+        told = (input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss)
+        position_ids, found = self.look(*told)
         if input_ids.shape[1] < self.settings.steps + 2:
             raise ValueError(
                 f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
                 f"{input_ids.shape[1]} tokens"
             )
-        check_rising(position_ids, labels, document_ids)
-        names = [tensor.name for tensor in reads(config, self.settings, with_llm_loss=with_llm_loss)]
-        found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)
         return self._output(self._sums(rows, found, chain_labels, with_llm_loss), chain_labels, num_labels, each_step)
@@ -166,10 +146,8 @@ class Eagle3Trainer(DraftTrainer):
             visibility = Visibility(window=window, document_ids_BT=documents)
             return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.states.attention)
 
-        turns = (found[COS], found[SIN])
-        if layer.rotation is not None:
-            turns = layer.rotation(found[EMBEDDED], position_ids_BS)
-        feature_BCH = layer.feature([found[f"{HIDDEN}{number}"][:, : length - 2] for number in self.layers])
+        turns = self.rope_of_text(found, found[EMBEDDED], position_ids_BS)
+        feature_BCH = layer.feature([tap_BSH[:, : length - 2] for tap_BSH in self.taps(found)])
         for step, chains_M in enumerate(chain_labels.chains):
             count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
@@ -183,15 +161,9 @@ class Eagle3Trainer(DraftTrainer):
         settings, head_weight = self.settings, self.states.head_weight
         weights = [settings.decay**step for step in range(settings.steps)]
         ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
-
-        def labelled(x_BS: Tensor) -> Tensor:
-            return x_BS.flatten(0, 1)[chain_labels.tokens_N]
-
         with self.states.gather([head_weight]):
-            teacher: Teacher | None = sparse_teacher(found, labelled, ids_V, with_loss=with_llm_loss)
-            if teacher is None:
-                best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
-                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, chain_labels.labels_N, ids_V, with_llm_loss, best_N)
+            teacher = self.teacher(found, chain_labels.tokens_N, chain_labels.labels_N, ids_V, with_llm_loss)
+            assert teacher is not None, "reads has the final hidden states"
             take = partial(chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights)
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.methods.glide.settings import LAST, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, attend
 from longspec.models.attention.visibility import TreeVisibility, Visibility
-from longspec.models.draft_attention import DraftAttention
+from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 from longspec.models.target import whole
 from longspec.models.weight_files import check_state
 
@@ -35,15 +34,11 @@ class GlideLayer(nn.Module):
         self.self_attn = DraftAttention(config, config.hidden_size, biases=True)
         self.cross_attn = DraftAttention(config, config.hidden_size, biases=True, keys_values=False)
         self.mlp = Qwen2MLP(config)  # without biases, in both families
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_self_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_cross_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.final_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps) if final_norm else nn.Identity()
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=config.initializer_range)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.input_layernorm = norm_of(config)
+        self.post_self_attention_layernorm = norm_of(config)
+        self.post_cross_attention_layernorm = norm_of(config)
+        self.final_layernorm = norm_of(config) if final_norm else nn.Identity()
+        draw_weights(self, config.initializer_range)
 
     def own_keys_values(self, embedded_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """Keys (rotated) and values of the self attention, [B, K, S, D] each: a function of tokens and positions alone."""

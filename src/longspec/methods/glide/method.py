@@ -131,15 +131,12 @@ class GlideMethod(Method):
     check_state = staticmethod(check_draft_state)
 
     def learnt(self, settings: Draft) -> Distribution | None:
-        """Over all tokens, for soft labels."""
         return None if settings.loss == "hard" else Distribution(None, settings.temperature)
 
     def layer(self, config: Any, settings: Draft) -> GlideLayer:
-        """One decoder layer."""
         return GlideLayer(config, final_norm=settings.final_norm)
 
     def trainer(self, states: Any, settings: Draft, start: Path | None) -> Glide:
-        """The class of the target's family."""
         path = None if start is None else str(start)
         return class_for(states.config.model_type)(states.config, "", path, draft=settings, states=states)
 
@@ -153,7 +150,6 @@ class GlideMethod(Method):
         return positions, {"lag": lag}
 
     def drafted_steps(self, settings: Draft) -> int:
-        """The longest lag."""
         return settings.lag
 
     def each_step(self, settings: Draft) -> dict[str, Any]:
@@ -165,7 +161,6 @@ class GlideMethod(Method):
         return {"lag": BLOCKS if settings.lag_mode == BLOCKS else 1}
 
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
-        """The published set of names."""
         return published_layout(state)
 
     def stored_settings(self, path: Path) -> Draft:

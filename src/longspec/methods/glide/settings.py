@@ -32,11 +32,6 @@ FAMILIES = tuple(TARGETS)
 WHY_THESE = "its layer is shaped like that of these families, and reads the rotated keys and values of the target's last layer"
 
 
-def implied(tokens: int) -> dict[str, Any]:
-    """Keys of recipe.method of a run that says none: none."""
-    return {}
-
-
 @dataclass
 class Method:
     """The section `recipe.method`: GLIDE has one architecture."""

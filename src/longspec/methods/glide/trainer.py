@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from longspec.config.schema import Model
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, fill
+from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs
 from longspec.methods.draft_files import (
     TRAINING_PREFIX,
     check_draft_config,
@@ -28,7 +28,7 @@ from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, SparseTeacher, linear_cross_entropy
 from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
-from longspec.models.weight_files import read_tensors
+from longspec.models.weight_files import fill, read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher
 
@@ -132,7 +132,7 @@ class Glide(DraftTrainer):
         """The frozen target's head, shared by the draft."""
         return self.target.lm_head
 
-    def forward(  # type: ignore[override]  # the order of arguments is published
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
@@ -143,7 +143,7 @@ class Glide(DraftTrainer):
         with_llm_loss: bool = True,
         row_numbers: Tensor | None = None,
     ) -> DraftOutput:
-        """Teacher-forced loss of the draft.
+        """Teacher-forced loss of the draft. The order of arguments is published.
 
         input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
         keys a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once with each,

@@ -12,20 +12,24 @@ OF_THE_TARGET = ("model_type", "num_hidden_layers", "rope_parameters")  # fields
 POSITIONS = 2**30
 
 
-def exported(folder: Path) -> tuple[None, dict[str, Any]]:
-    """Return no tensors and config.json. vLLM takes the draft for a small Llama; `glide` is for the plugin alone."""
+def exported(folder: Path) -> dict[str, Any]:
+    """Return config.json. vLLM takes the draft for a small Llama; `glide` is for the plugin alone."""
     found, settings = read_draft_config(folder, "glide"), stored_settings(folder, Draft)
     assert found is not None, "longspec.draft.layouts has looked"
     assert settings is not None
     target = found[1]["target"]
     shapes = {name: value for name, value in target.items() if name not in OF_THE_TARGET}
-    return None, {
-        "head_dim": target["hidden_size"] // target["num_attention_heads"],
-    } | shapes | {
-        "architectures": ["GlideForCausalLM"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-        "max_position_embeddings": POSITIONS,
-        "tie_word_embeddings": False,
-        "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
-    }
+    return (
+        {
+            "head_dim": target["hidden_size"] // target["num_attention_heads"],
+        }
+        | shapes
+        | {
+            "architectures": ["GlideForCausalLM"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            "max_position_embeddings": POSITIONS,
+            "tie_word_embeddings": False,
+            "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
+        }
+    )

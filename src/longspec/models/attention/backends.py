@@ -1,8 +1,8 @@
 """The one door to attention: the choice of a backend, attention of texts and of draft trees, and transformers' hook.
 
-All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So it goes through a fast kernel without
-a mask of queries by keys, and the few keys of the tree through a small mask. Each part weighs by the sum of its exponentials,
-whose logarithm both know.
+All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So on CPUs, and by flash-attn, it goes
+through a fast kernel without a mask of queries by keys, and the few keys of the tree through a small mask. Each part weighs by
+the sum of its exponentials, whose logarithm both know.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width; T >= S, and the last query is at
 the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S queries of one key/value head.
@@ -41,8 +41,7 @@ def attend(
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
     if isinstance(visibility, TreeVisibility):
         if backend == AUTO:
-            # One kernel serves trees of all lengths, so that compiling it pays in decoding too; float64 it does not take.
-            backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], q_BNSD.dtype != torch.float64)
+            backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
         return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
     if backend == AUTO:
         training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
@@ -148,7 +147,7 @@ def _attend_tree(
 
 
 def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """A tree by one call with a mask over all keys, [B, K, Q, D]: the way of windows."""
+    """A tree by one call with a mask over all keys, [B, K, Q, D]: the way of windows, and of GPUs without flash-attn."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
 
@@ -250,7 +249,7 @@ def _padding(visibility: TreeVisibility, q_BKQD: Tensor, prefix: int) -> Tensor 
 
 TREE_BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, TreeVisibility, float], Tensor]] = {
     FLASH: _attend_flash,
-    FLEX: flex.attend_tree,
+    FLEX: attend_masked,
     SDPA: _attend_fused,
 }
 # Arguments that layers pass to their attention though they are used before it, or elsewhere.

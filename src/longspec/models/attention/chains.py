@@ -187,3 +187,16 @@ CHAINS: dict[str, Callable[..., Tensor]] = {
     FLASH: partial(_attend_by, (flash.attend_text, flash.text_gradients)),
     FLEX: _attend_flex,
 }
+
+
+def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the scores of a text of so many keys that the backward holds at once; none where a kernel keeps them to itself.
+
+    Three in float32, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and the keys
+    or values of the call, repeated for each query head.
+    """
+    if device.type == sdpa.KERNEL_DEVICE or fastest(device.type, dtype, width, True) != SDPA:
+        return 0
+    seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)

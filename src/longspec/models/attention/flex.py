@@ -12,22 +12,22 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
-from longspec.models.attention.visibility import TreeVisibility, Visibility
+from longspec.models.attention.visibility import Visibility
 
 BLOCK = 128
-SHAPES = 64  # of tensors and trees in one process; more than torch's own limit, at which it gives up compiling
+SHAPES = 64  # of tensors in one process; more than torch's own limit, at which it gives up compiling
 LEAST_HEAD_WIDTH = 16  # of torch's flex_attention kernels (torch/_inductor/kernel/flex)
 NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"
 
 
 @cache
-def compiled(dynamic: bool) -> Callable[..., Any]:
+def compiled() -> Callable[..., Any]:
     """flex_attention as a fused kernel for each shape; uncompiled it would hold all scores: failing to compile is an error.
 
-    dynamic: one kernel for all shapes, since in decoding each call has another number of keys. On GPUs alone: on a CPU it does
-    not compile, where its mask takes indices the generated code lacks.
+    Not for trees, whose lengths change from call to call: kernels for all of them were compiled ten times for nine lengths
+    (benchmarks/RESULTS.md).
     """
-    return torch.compile(flex_attention, fullgraph=True, dynamic=dynamic, recompile_limit=SHAPES)  # type: ignore[call-overload]
+    return torch.compile(flex_attention, fullgraph=True, dynamic=False, recompile_limit=SHAPES)  # type: ignore[call-overload]
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
@@ -37,7 +37,7 @@ def needs_gradient(*tensors: Tensor) -> bool:
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
     """Attention output [B, N, S, D]. Raises ValueError for a gradient on a CPU."""
-    return compiled(dynamic=False)(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
+    return compiled()(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
 
 
 def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
@@ -46,7 +46,7 @@ def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visi
     They are 0 and -inf for a query that sees no key. Raises ValueError for a gradient on a CPU.
     """
     arguments = _arguments(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    seen_BNSD, beside = compiled(dynamic=False)(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
+    seen_BNSD, beside = compiled()(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
     return seen_BNSD, beside.lse
 
 
@@ -54,7 +54,7 @@ def attend_by(mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, s
     """Attention output [B, N, S, D] by a mask that is made already. Raises ValueError for a gradient on a CPU."""
     check_trains(q_BNSD, k_BKTD, v_BKTD)
     enable_gqa = q_BNSD.shape[1] != k_BKTD.shape[1]
-    return compiled(dynamic=False)(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return compiled()(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
 
 
 def check_trains(*tensors: Tensor) -> None:
@@ -122,44 +122,6 @@ def draft_block_mask(first_BQ: Tensor, last_BQ: Tensor, slots: int, is_causal: b
 
     return BlockMask.from_kv_blocks(
         *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
-    )
-
-
-def attend_tree(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """A tree over its prefix, [B, K, Q, D], where every node sees its row's whole prefix.
-
-    One kernel is both parts: it looks at no mask in blocks of the prefix, and adds up the parts as it goes.
-    """
-    keys, queries = k_BKTD.shape[2], q_BKQD.shape[2]
-    mask = visibility.once(("flex", keys, queries), lambda: tree_block_mask(visibility, queries, keys))
-    return compiled(dynamic=True)(q_BKQD, k_BKTD, v_BKTD, block_mask=mask, scale=scale)
-
-
-def tree_block_mask(visibility: TreeVisibility, queries: int, keys: int) -> BlockMask:
-    """Blocks within a row's length are seen whole, those behind it and before the tree are not visited.
-
-    queries: the nodes, once for each head of a group.
-    """
-    lengths_B, seen_BSL = visibility.lengths_B, visibility.tree_BSL
-    _, nodes, in_tree = seen_BSL.shape
-    prefix = torch.full_like(lengths_B[0], keys - in_tree)  # a number in the kernel's code would compile it anew
-    start_L = torch.arange(0, keys, BLOCK, device=lengths_B.device)
-    whole_BL = start_L + BLOCK <= lengths_B[:, None]
-    part_BL = ((start_L < lengths_B[:, None]) | (start_L + BLOCK > keys - in_tree)) & ~whole_BL
-    blocks = (-1, -(-queries // BLOCK), -1)
-
-    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key < lengths_B[row]) | ((key >= prefix) & seen_BSL[row, query % nodes, (key - prefix).clamp(0, in_tree - 1)])
-
-    def sees_prefix(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return key < lengths_B[row]
-
-    return BlockMask.from_kv_blocks(
-        *_listed(part_BL[:, None].expand(blocks)),
-        *_listed(whole_BL[:, None].expand(blocks)),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=sees if in_tree else sees_prefix,
-        seq_lengths=(queries, keys),
     )
 
 

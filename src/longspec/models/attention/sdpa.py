@@ -1,8 +1,7 @@
 """Attention by torch's own kernels: whole, or as one part of a softmax that has more in it, with the log-sum-exp of its scores.
 
-Whole attention is fused causal calls where a segment allows it, else blocks of queries.
-
-A part's rest may be further keys (chains.py). A kernel's backward makes its weights anew, exp(score - log-sum-exp), and needs
+Whole attention is fused causal calls where a segment allows it, else blocks of queries. A part's rest may be further keys
+(chains.py). A kernel's backward makes its weights anew, exp(score - log-sum-exp), and needs
 the output for one sum alone. Given output and log-sum-exp over all keys it therefore yields what its own keys have in the
 gradients, and needs no weight of the others (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Or the rest is a sink: a
 learned number for each query head, one more score in the softmax, of a key without a value. With L the log-sum-exp of the
@@ -12,7 +11,6 @@ keys' scores and s the sink, every weight is multiplied by exp(L) / (exp(L) + ex
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of one call.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -265,20 +263,15 @@ def part_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_
 
     of_queries: the output's gradient, queries, and output and log-sum-exp over all keys, also those that are not these.
     """
-    one_call: Callable[..., Gradients] = _fused_gradients if k_KLD.device.type == KERNEL_DEVICE else _plain_gradients
-    return one_call(of_queries, k_KLD, v_KLD, mask_QL, scale)
-
-
-def _fused_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Gradients:
-    """One call of the CPU kernel's backward."""
     grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
+    if k_KLD.device.type != KERNEL_DEVICE:
+        assert mask_QL is not None, "no kernel is causal by itself"
+        return _plain_gradients(of_queries, k_KLD, v_KLD, mask_QL, scale)
     keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
     mask = None if mask_QL is None else mask_QL[None, None]
     of_q_KGQD, of_k_KGLD, of_v_KGLD = FUSED_BACKWARD(
         grad_KGQD, q_KGQD, keys, values, seen_KGQD, lse_KGQ, 0.0, mask is None, attn_mask=mask, scale=scale
     )
-    if q_KGQD.shape[1] == 1:
-        return of_q_KGQD, of_k_KGLD[:, 0], of_v_KGLD[:, 0]
     return of_q_KGQD, of_k_KGLD.sum(1), of_v_KGLD.sum(1)
 
 
@@ -297,19 +290,6 @@ def _plain_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mas
 def _scores(q_QD: Tensor, k_LD: Tensor, mask_QL: Tensor, scale: float) -> Tensor:
     """Scores [..., Q, L], -inf where a key is hidden."""
     return ((q_QD @ k_LD.transpose(-1, -2)).to(accumulated_in(q_QD)) * scale).add_(mask_QL)
-
-
-def block_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
-    """Bytes of one call's scores in the backward, for a text of so many keys; none where a kernel keeps them to itself.
-
-    Three in float32 at once, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and
-    the keys or values of the call, repeated for each query head.
-    """
-    if device.type == KERNEL_DEVICE:
-        return 0
-    seen = keys if window is None else min(keys, QUERY_BLOCK + window)
-    narrow = 0 if dtype == torch.float32 else dtype.itemsize
-    return heads * seen * (min(keys, QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
 
 
 def weaken(part: Part, sinks_N: Tensor) -> Tensor:

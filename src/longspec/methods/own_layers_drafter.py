@@ -1,0 +1,77 @@
+"""What drafters share whose draft reads inputs of the target's layers and has decoder layers of its own.
+
+Shapes: B rows, W tokens, H hidden width, V draft vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longspec.decode.cache import NewestTokens, OwnCache, WholeText
+from longspec.decode.drafters import Drafter, DraftInput, check_beside
+from longspec.decode.tree import DraftToTarget, TreeBuilder
+from longspec.methods.own_layers import Rope
+from longspec.methods.vocabulary_tensors import check_vocabulary
+from longspec.states.tensors import HIDDEN
+
+
+class OwnLayersDrafter(Drafter):
+    """Proposes by layers beside their target. Chains are drawn from the draft when sampling, trees are its beams.
+
+    caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of
+    tensors by row; None before the first. Raises
+    ValueError for settings whose draft vocabulary was not read.
+    """
+
+    caches: list[OwnCache]
+    accepted: Any
+
+    def __init__(self, target: Any, layer: Any, settings: Any, vocabulary: None = None) -> None:
+        check_vocabulary(settings)
+        assert vocabulary is None, "methods.drafter hands it none"
+        self.target, self.layer, self.settings = target, layer, settings
+        self.reads = tuple(f"{HIDDEN}{number}" for number in settings.read_of(target.config.num_hidden_layers))
+        self.proposed = settings.vocabulary
+        window = settings.sliding_window
+        self.window = None if window is None else window - 1  # which counts the query itself
+        self.caches, self.accepted = [], None
+
+    def check(self, target: Any) -> None:
+        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
+        check_beside(self.target, target, self.layer.fc.weight)
+        own, width, size = self.layer.fc.out_features, target.config.hidden_size, target.config.vocab_size
+        if own != width:
+            raise ValueError(f"draft: its layer has hidden_size {own}, the target {width}: give a draft of this target")
+        chosen_from = self.settings.target_vocabulary
+        if self.proposed is None:
+            chosen_from = None if self.layer.lm_head is None else self.layer.lm_head.out_features
+        if chosen_from not in (None, size):
+            raise ValueError(f"draft: proposes tokens of {chosen_from}, the target has {size}: give a draft of this target")
+
+    def select(self, rows_B: Tensor) -> None:
+        """Go on with these rows alone."""
+        assert self.accepted is not None
+        self.accepted = type(self.accepted)(*(x[rows_B] for x in self.accepted))
+        for cache in self.caches:
+            cache.select(rows_B)
+
+    def empty_cache(self) -> OwnCache:
+        """Return a cache of a layer's own keys and values, of the text or of its window."""
+        window = self.settings.sliding_window
+        return WholeText() if window is None else NewestTokens(window)
+
+    def builder(self, draft_input: DraftInput) -> TreeBuilder:
+        """Return a tree that is its roots, for tokens of the draft's own vocabulary."""
+        ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
+        return TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
+
+    def embedded(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, Rope]:
+        """Embeddings [B, W, H] and rotations."""
+        embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
+        return embedded_BWH, self.layer.rope(self.target, embedded_BWH, positions_BW)
+
+
+def places_of(lengths_B: Tensor, counts_B: Tensor, count: int) -> Tensor:
+    """Positions [B, count] of the tokens that end, with counts_B[b] of them, at a text's lengths_B[b]."""
+    return (lengths_B - counts_B)[:, None] + torch.arange(count, device=lengths_B.device)
