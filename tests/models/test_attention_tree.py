@@ -5,10 +5,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
-from longspec.models.attention import backends, flash, flex
+from longspec.models.attention import flash, flex
 from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import TreeVisibility
-from tests.eager import EAGER
 from tests.models import flash_stand_in
 from tests.models.flash_stand_in import flash_attn_with_kvcache
 
@@ -64,7 +63,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("lengths", "window"), list(zip(ROWS, [None, 25, 25, None], strict=True)))
-@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
+@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
 def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengths, window) -> None:
     case = tree_case(lengths, torch.float64, window)
     tolerance = 1e-5 if backend == FLASH else 1e-9  # the log-sum-exp of flash-attn is of float32
@@ -73,10 +72,10 @@ def test_each_node_attends_as_the_last_token_of_its_own_path(backend: str, lengt
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 3e-6), (torch.bfloat16, 2e-2)])
-@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
+@pytest.mark.parametrize("backend", [FLASH, FLEX])
 def test_parts_equal_one_mask(backend: str, dtype: torch.dtype, tolerance: float) -> None:
     *case, visibility = tree_case(ROWS[1], dtype)
-    parts, masked = (attend(*case, visibility, SCALE, way) for way in (backend, EAGER))
+    parts, masked = (attend(*case, visibility, SCALE, way) for way in (backend, SDPA))
     assert parts.dtype == dtype
     torch.testing.assert_close(parts, masked, atol=tolerance, rtol=tolerance)
 
@@ -118,13 +117,14 @@ def test_the_stand_in_of_the_cache_kernel_is_flash_attn() -> None:
     torch.testing.assert_close(log_sums.cpu()[there], wanted_log_sums[there], atol=1e-3, rtol=1e-3)
 
 
-def test_no_mask_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("on_cpu")
+def test_no_mask_of_flash_attn_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor, with a window, over more than the window and the tree."""
     widest = []
     make = TreeVisibility._mask
     monkeypatch.setattr(TreeVisibility, "_mask", lambda self, prefix: widest.append(prefix) or make(self, prefix))
     for window in (None, 5000, 30):
-        attend(*tree_case((400, 390), torch.float32, window), SCALE)
+        attend(*tree_case((400, 390), torch.float32, window), SCALE, FLASH)
     assert widest == [40]
 
 
@@ -137,7 +137,7 @@ def test_blocks_of_the_prefix_need_no_look_at_keys_for_flex() -> None:
 
 @pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX, EAGER])
+@pytest.mark.parametrize("backend", [SDPA, FLASH, FLEX])
 def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
     """A draft's first node beside an empty cache, alone and in a batch."""
     for lengths in ((0,), (0, 5), (5, 0, 129)):
@@ -145,18 +145,3 @@ def test_a_query_that_sees_nothing_gets_zeros(backend: str, window) -> None:
         seen = attend(*case, SCALE, backend)
         assert not seen[lengths.index(0)].any()
         torch.testing.assert_close(seen.double(), by_hand(*case), atol=1e-5, rtol=1e-5)
-
-
-def test_the_cpus_kernel_takes_prefix_and_tree_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefix without a mask where all rows are of one length, else with one row of it for all queries."""
-    asked, fused = [], backends.FUSED
-
-    def asked_for(*tensors: Tensor, attn_mask: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-        asked.append((tensors[1].shape[2], None if attn_mask is None else tuple(attn_mask.shape)))
-        return fused(*tensors, attn_mask=attn_mask, scale=scale)
-
-    monkeypatch.setattr(backends, "FUSED", asked_for)
-    for lengths in ((50, 50), (50, 20)):
-        attend(*tree_case(lengths, torch.float32), SCALE)
-    nodes = (8, (2, 1, GROUPS * 8, 8))
-    assert asked == [(50, None), nodes, (50, (2, 1, 1, 50)), nodes]
