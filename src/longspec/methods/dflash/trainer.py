@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.config.schema import HARD
 from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs, check_rising
 from longspec.methods.dflash.layer import DFlashLayer
-from longspec.methods.dflash.settings import DECAY, SOFT, Settings, anchors_of, layers_of, mask_token_of
+from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, layers_of, mask_token_of
 from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
@@ -43,7 +44,7 @@ SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled f
 def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
     """Return the inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
     layers = settings.stored_layers or layers_of(settings.layers, config.num_hidden_layers)
-    final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
+    final = [final_hidden_states(config)] if settings.loss != HARD or with_llm_loss else []
     return (*(hidden_states(config, layer) for layer in layers), *final)
 
 
@@ -193,7 +194,7 @@ class DFlashTrainer(DraftTrainer):
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS.flatten(0, 1)[tokens_N]
 
-        is_soft = settings.loss == SOFT
+        is_soft = settings.loss != HARD
         teacher: Teacher | None = None
         with self.states.gather([head_weight]):
             if is_soft or with_llm_loss:
@@ -202,7 +203,7 @@ class DFlashTrainer(DraftTrainer):
                 best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
                 final_NH, next_N = labelled(found[FINAL]), labelled(input_ids_BS.roll(-1, 1))
                 teacher = DenseTeacher(final_NH, head_weight, next_N, layer.ids_V, with_llm_loss, best_N)
-            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, is_soft=is_soft)
+            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, kind=settings.loss)
             sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums
 
@@ -214,7 +215,7 @@ class DFlashTrainer(DraftTrainer):
             "leading_hits": sums.leading_hits,
             "outside_vocabulary": (sums.reached_K - sums.inside_K).sum(),
         }
-        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss == SOFT or with_llm_loss
+        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss != HARD or with_llm_loss
         agreement_K, target_K = sums.agreements_K / reached_K, sums.target_K / reached_K
         if each_step:
             loss_K = sums.losses_K / sums.inside_K.clamp_min(1)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longspec import families
-from longspec.config.schema import KNOWN, LATER
+from longspec.config.schema import KNOWN, LATER, LK, SOFT, TV
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
@@ -89,6 +89,11 @@ class Draft:
     start: Annotated[
         str, words(*STARTS), means("what an untrained layer is: random, or one that hands its last input through")
     ] = field(default="random", metadata=LATER)
+    loss: Annotated[
+        str,
+        words(SOFT, TV, LK),
+        means("how the target's distribution is learnt: by cross entropy, total variation or LK's hybrid"),
+    ] = field(default=SOFT, metadata=LATER)
 
 
 def implied(tokens: int) -> dict[str, Any]:
@@ -107,6 +112,7 @@ class Settings(LayerSettings):
     steps: Steps = 7
     decay: Decay = 0.8
     start: str = field(default="random", metadata={"stored": False})
+    loss: str = field(default=SOFT, metadata={"stored": False})
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -227,6 +233,8 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
         (("draft.steps", "draft.decay"), "chain", f"{draft.steps} steps, weighted {draft.decay:g}^i"),
         (("method.sliding_window",), "attention window, tokens", window),
     ]
+    if draft.loss != SOFT:
+        rows.append((("draft.loss",), "loss", draft.loss))
     # Drafts that were begun elsewhere are seldom shaped and normed as ours by default.
     own = {name: method[name] for name in ("norm_before_residual", "norm_before_fc", *SHAPE)}
     values = {name: value for name, value in own.items() if value not in (None, False)}
@@ -241,6 +249,8 @@ def soft_labels(recipe: Any) -> bool:
     return True
 
 
-def loss_weight(recipe: Any) -> float:
-    """Return the sum of the weights of a chain's steps."""
+def loss_weight(recipe: Any) -> float | None:
+    """Return the sum of the weights of a chain's steps; None for a loss that is no cross entropy."""
+    if recipe.draft.loss != SOFT:
+        return None
     return float(sum(recipe.draft.decay**step for step in range(recipe.draft.steps)))

@@ -192,7 +192,9 @@ class Eagle3Trainer(DraftTrainer):
             if teacher is None:
                 best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
                 teacher = DenseTeacher(labelled(found[FINAL]), head_weight, chain_labels.labels_N, ids_V, with_llm_loss, best_N)
-            take = partial(chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights)
+            take = partial(
+                chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights, kind=settings.loss
+            )
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums
 
