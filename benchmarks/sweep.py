@@ -36,6 +36,7 @@ from longspec.atomic_files import sha256_text
 from longspec.config import compose_stage, to_yaml
 
 ADAMW = "AdamW"
+LOSSES = ("tv", "lk")  # in place of the cross entropy
 CELLS = machine.RESULTS / "sweep.jsonl"
 DEMO = {"glide": ("demo", "sinkpi-slicing"), "eagle3": ("demo-eagle3", "ttt")}
 ZERO0 = {"deepspeed": {"zero_stage": 0, "offload_optimizer": "none"}}  # Muon wants whole matrices
@@ -86,11 +87,13 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     | {f"temperature {value:g}": draft(temperature=value) for value in (0.7, 1.5)}
     | {f"lags 1 to {lag}": draft(lag=lag) for lag in (2, 6)}  # the recipe's: 1 to 4, as a chain of four tokens sees them
     | {"lag 1 alone": draft(lag=1, lag_mode="fixed")}
-    | {"start last": draft(start="last")},
+    | {"start last": draft(start="last")}
+    | {f"loss {loss}": draft(loss=loss) for loss in LOSSES},
     "eagle3": of_optimizer(3e-3, 2e-2, 3e-2)
     | {f"weights {decay:g}^i": draft(decay=decay) for decay in (0.5, 1.0)}  # of a chain's positions; the recipe's: 0.8
     | {f"chains of {steps}": draft(steps=steps) for steps in (1, 4)}  # the recipe's: 2 in the first stage
-    | {"start identity": draft(start="identity")},
+    | {"start identity": draft(start="identity")}
+    | {f"Muon, loss {loss}": draft(loss=loss) | optimizer("muon") for loss in LOSSES},
 }
 
 

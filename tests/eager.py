@@ -84,7 +84,6 @@ def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Vis
 
 
 backends.BACKENDS[EAGER] = attend
-backends.TREE_BACKENDS[EAGER] = backends.attend_masked
 chains.CHAINS[EAGER] = attend_chains
 blocks.BLOCKS[EAGER] = attend_blocks
 backends.PARTS[EAGER] = attend_sinks

@@ -8,17 +8,20 @@ import torch
 
 from longspec.models import losses
 from tests.largest import Largest
+from tests.models.test_sparse_teacher import loss_over
 
 
 def plain(hidden_NH, teacher_NH, weight_VH, labels_N, kind, temperature):
     logits, teacher = hidden_NH @ weight_VH.T, teacher_NH @ weight_VH.T
     hard = torch.nn.functional.cross_entropy(logits, labels_N, reduction="sum")
     p = (teacher / temperature).softmax(-1)
-    soft = -(p * (logits / temperature).log_softmax(-1)).sum() * temperature**2
-    return {"hard": hard, "soft": soft, "mix": (hard + soft) / 2}[kind]
+    if kind == "hard":
+        return hard
+    soft = loss_over(p, (logits / temperature).log_softmax(-1), "soft" if kind == "mix" else kind).sum() * temperature**2
+    return (hard + soft) / 2 if kind == "mix" else soft
 
 
-@pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
+@pytest.mark.parametrize("kind", ["hard", "soft", "mix", "tv", "lk"])
 @pytest.mark.parametrize("temperature", [1.0, 2.5])
 def test_value_and_gradient_over_many_chunks(monkeypatch: pytest.MonkeyPatch, kind: str, temperature: float) -> None:
     monkeypatch.setattr(losses, "chunk_tokens", lambda *_: 7)

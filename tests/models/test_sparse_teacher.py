@@ -43,18 +43,27 @@ def outcomes(p_NV: Tensor, log_q_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return torch.cat([p[:, :k], rest[0]], -1), torch.cat([log_q[:, :k], rest[1]], -1)
 
 
-def cross_entropy(p_NV: Tensor, log_q_NV: Tensor, k: int) -> Tensor:
-    p, log_q = outcomes(p_NV, log_q_NV, k)
-    return -(p * log_q).sum(-1)
+def loss_over(p: Tensor, log_q: Tensor, kind: str = "soft") -> Tensor:
+    """Each row's loss, for torch's own gradient."""
+    cross_entropy, rejected = -(p * log_q).sum(-1), (p - log_q.exp()).abs().sum(-1) / 2
+    weight = (3 * (rejected.detach() - 1)).exp()
+    lk = weight * torch.nn.functional.kl_div(log_q, p, reduction="none").sum(-1) + (1 - weight) * rejected
+    return {"soft": cross_entropy, "tv": rejected, "lk": lk}[kind]
 
 
-@pytest.mark.parametrize(("kind", "temperature"), [("soft", 1.0), ("mix", 2.5)])
+def cross_entropy(p_NV: Tensor, log_q_NV: Tensor, k: int, kind: str = "soft") -> Tensor:
+    return loss_over(*outcomes(p_NV, log_q_NV, k), kind)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), [("soft", 1.0), ("mix", 2.5), ("lk", 0.7)])
 def test_glides_loss_and_gradient(kind: str, temperature: float) -> None:
     states, head, labels = target()
     hidden = torch.randn(N, H, requires_grad=True)
     got = linear_cross_entropy(hidden, teacher_of(states, head, labels, K, None, temperature), head, labels, kind, temperature)
     logits, own = hidden.double() @ head.double().T, states.double() @ head.double().T
-    wanted = cross_entropy((own / temperature).softmax(-1), (logits / temperature).log_softmax(-1), K).sum() * temperature**2
+    of_p = "soft" if kind == "mix" else kind
+    p, log_q = (own / temperature).softmax(-1), (logits / temperature).log_softmax(-1)
+    wanted = cross_entropy(p, log_q, K, of_p).sum() * temperature**2
     if kind == "mix":
         wanted = (wanted + torch.nn.functional.cross_entropy(logits, labels, reduction="sum")) / 2
     torch.testing.assert_close(got.draft.double(), wanted, rtol=1e-6, atol=0)
@@ -71,8 +80,9 @@ def chains(dtype: torch.dtype, proposed: int) -> tuple[Tensor, list[Tensor], lis
     return torch.randn(proposed, H, dtype=dtype, requires_grad=True), hidden, places
 
 
+@pytest.mark.parametrize("kind", ["soft", "tv", "lk"])
 @pytest.mark.parametrize("ids", [None, IDS], ids=["all tokens", "some"])
-def test_eagles_loss_and_gradients(ids: Tensor | None) -> None:
+def test_eagles_loss_and_gradients(ids: Tensor | None, kind: str) -> None:
     states, head, labels = target(torch.float64)
     chosen = torch.arange(T) if ids is None else ids
     weight, hidden, places = chains(torch.float64, len(chosen))
@@ -81,10 +91,10 @@ def test_eagles_loss_and_gradients(ids: Tensor | None) -> None:
     made = teacher_of(states, head, labels, K, ids)
     assert torch.equal(made.tokens_Nk.long(), exact.indices)
     teacher = SparseTeacher(exact.indices, exact.values, made.best_N, made.next_log_prob_N)
-    sums = chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS)
+    sums = chain_cross_entropy(weight, hidden, teacher, places, WEIGHTS, kind)
     inside = torch.isin(own.argmax(-1), chosen)
     steps = [
-        (cross_entropy(own[at][:, chosen].softmax(-1), (x @ weight.T).log_softmax(-1), K) * inside[at]).sum()
+        (cross_entropy(own[at][:, chosen].softmax(-1), (x @ weight.T).log_softmax(-1), K, kind) * inside[at]).sum()
         for x, at in zip(hidden, places, strict=True)
     ]
     torch.testing.assert_close(sums.losses_K, torch.stack(steps).detach(), rtol=1e-12, atol=0)

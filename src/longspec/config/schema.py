@@ -47,6 +47,8 @@ PRECISIONS = ("auto", "fastest", "bf16", "fp32")
 OFFLINE = "offline"  # recipe.states.source
 MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
 REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
+# What a draft learns: the text's tokens; the target's distribution, by cross entropy, total variation or the hybrid of both.
+HARD, SOFT, TV, LK = "hard", "soft", "tv", "lk"
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.config.schema import HARD
 from longspec.models import losses
 from longspec.models.chain_losses import Teacher
 
@@ -115,7 +116,7 @@ class _ChunkedBlocks(torch.autograd.Function):
         weight_VH: Tensor,
         teacher: Teacher | None,
         labels: SlotLabels,
-        is_soft: bool,
+        kind: str,
         weighting: Weighting,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weighted sum of all losses; the sums of each slot, [5, K]; leading hits."""
@@ -131,9 +132,9 @@ class _ChunkedBlocks(torch.autograd.Function):
             leading_hits += own.in_blocks((best_C == own.numbers_R).to(wide), 0.0).cumprod(-1).sum()
             scaled_C = _weights(logits_CV, own, weighting)
             told = None if teacher is None else teacher.of(own.tokens_R)
-            if is_soft:
+            if kind != HARD:
                 assert told is not None, "soft labels need the target's distribution"
-                inside_C, loss_C = told.best_N >= 0, told.loss_and_gradient_(logits_CV)
+                inside_C, loss_C = told.best_N >= 0, told.loss_and_gradient_(logits_CV, kind)
             else:
                 inside_C, loss_C = own.numbers_R >= 0, _hard_loss_and_gradient_(logits_CV, own.numbers_R)
             # A product and no choice: what is not a number stays it, and names its rows.
@@ -167,15 +168,17 @@ class _ChunkedBlocks(torch.autograd.Function):
 
 
 def block_cross_entropy(
-    weight_VH: Tensor, hidden_RH: Tensor, teacher: Teacher | None, labels: SlotLabels, weighting: Weighting, *, is_soft: bool
+    weight_VH: Tensor, hidden_RH: Tensor, teacher: Teacher | None, labels: SlotLabels, weighting: Weighting, kind: str
 ) -> BlockSums:
-    """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution (is_soft).
+    """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
+
+    kind: hard; soft, or tv or lk in its place (acceptance_losses.py).
 
     teacher: the target's hidden states and head, or its likeliest tokens (losses.py), of N tokens; None only for hard labels.
     Slots whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH
     gets a gradient where it requires one.
     """
-    draft, sums_5K, leading_hits = _ChunkedBlocks.apply(hidden_RH, weight_VH, teacher, labels, is_soft, weighting)
+    draft, sums_5K, leading_hits = _ChunkedBlocks.apply(hidden_RH, weight_VH, teacher, labels, kind, weighting)
     losses_K, inside_K, reached_K, agreements_K, target_K = sums_5K
     return BlockSums(draft, losses_K, inside_K, reached_K, agreements_K, target_K, leading_hits)
 

@@ -15,7 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.config.schema import SOFT
 from longspec.models import losses
+from longspec.models.acceptance_losses import acceptance_loss
 from longspec.models.losses import SparseTeacher, draft_numbers
 
 
@@ -36,11 +38,19 @@ class DenseLabels:
         p_MV = self.p_NV if len(rows) == len(self.p_NV) else self.p_NV[rows]
         return DenseLabels(p_MV, self.best_N[rows], self.own_loss_N[rows])
 
-    def loss_and_gradient_(self, logits_MV: Tensor) -> Tensor:
-        """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p."""
+    def loss_and_gradient_(self, logits_MV: Tensor, kind: str = SOFT) -> Tensor:
+        """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p.
+
+        kind: tv or lk is another loss (acceptance_losses.py).
+        """
         normalizer_M1 = logits_MV.logsumexp(-1, keepdim=True)
         loss_M = normalizer_M1[:, 0] - (self.p_NV * logits_MV).sum(-1)
-        logits_MV.sub_(normalizer_M1).exp_().sub_(self.p_NV)
+        logits_MV.sub_(normalizer_M1).exp_()
+        if kind == SOFT:
+            logits_MV.sub_(self.p_NV)
+            return loss_M
+        loss_M, gradient_MV = acceptance_loss(kind, self.p_NV, logits_MV, loss_M)
+        logits_MV.copy_(gradient_MV)
         return loss_M
 
 
@@ -112,7 +122,7 @@ class _ChunkedChains(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, teacher: Teacher, places: list[Tensor], weights: list[float], weight_VH: Tensor, *hidden: Tensor
+        ctx: Any, teacher: Teacher, places: list[Tensor], weights: list[float], kind: str, weight_VH: Tensor, *hidden: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the weighted sum of all losses; the sums of each step without weights, [4, K]; the target's loss."""
         wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
@@ -131,7 +141,7 @@ class _ChunkedChains(torch.autograd.Function):
             chunk_RH = torch.cat([each[rows] for each, rows in zip(hidden, cuts, strict=True)])
             logits_RV = F.linear(chunk_RH, weight_VH).to(wide)
             for step, logits_MV in enumerate(logits_RV.split([len(place_M) for place_M in place])):
-                sums_4K[:, step] += _take_step(labels.of(place[step]), logits_MV, weights[step])
+                sums_4K[:, step] += _take_step(labels.of(place[step]), logits_MV, weights[step], kind)
             if gradients is not None:
                 _add_gradients(gradients, logits_RV.to(weight_VH.dtype), chunk_RH, weight_VH, cuts)
             del labels, logits_RV, logits_MV  # before the next chunk's are made
@@ -148,13 +158,13 @@ class _ChunkedChains(torch.autograd.Function):
         grad_VH, *hidden = ctx.saved_tensors
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
         scaled_VH = torch.mul(grad_VH, grads[0], out=torch.empty_like(grad_VH, dtype=ctx.dtype))
-        return None, None, None, scaled_VH, *(grad_MH * grads[0] for grad_MH in hidden)
+        return None, None, None, None, scaled_VH, *(grad_MH * grads[0] for grad_MH in hidden)
 
 
-def _take_step(labels: DenseLabels | SparseTeacher, logits_MV: Tensor, weight: float) -> Tensor:
+def _take_step(labels: DenseLabels | SparseTeacher, logits_MV: Tensor, weight: float, kind: str) -> Tensor:
     """A step's part of the four sums; its logits become the weighted gradient with respect to them."""
     agrees_M, inside_M = logits_MV.argmax(-1) == labels.best_N, (labels.best_N >= 0).to(logits_MV.dtype)
-    loss_M = labels.loss_and_gradient_(logits_MV)
+    loss_M = labels.loss_and_gradient_(logits_MV, kind)
     logits_MV *= (weight * inside_M)[:, None]
     # A product and no choice: what is not a number stays it, and names its rows.
     return torch.stack([part_M.sum() for part_M in (loss_M * inside_M, inside_M, agrees_M, labels.own_loss_N)])
@@ -174,15 +184,16 @@ def _add_gradients(
 
 
 def chain_cross_entropy(
-    weight_VH: Tensor, hidden: list[Tensor], teacher: Teacher, places: list[Tensor], weights: list[float]
+    weight_VH: Tensor, hidden: list[Tensor], teacher: Teacher, places: list[Tensor], weights: list[float], kind: str = SOFT
 ) -> ChainSums:
     """Sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
 
     teacher: the target's hidden states and head; or the k likeliest tokens of that distribution, with the rest as one more
     outcome (losses.py). Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of
     each step int64 [M], ascending, the tokens among the N whose next ones its rows predict; weights: of each step's loss.
+    kind: soft, or tv or lk in its place (acceptance_losses.py).
     """
-    draft, sums_4K, target = _ChunkedChains.apply(teacher, places, weights, weight_VH, *hidden)
+    draft, sums_4K, target = _ChunkedChains.apply(teacher, places, weights, kind, weight_VH, *hidden)
     losses_K, inside_K, agreements_K, target_K = sums_4K
     told = teacher.with_loss
     return ChainSums(draft, losses_K, inside_K, agreements_K, target_K if told else None, target if told else None)

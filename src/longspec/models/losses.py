@@ -25,6 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.config.schema import HARD, LK, SOFT, TV
+from longspec.models.acceptance_losses import acceptance_loss
+
 NO_LABEL = -100  # of tokens that are not trained
 # Of one chunk of float32 logits, of which about five are alive at once. On a CPU up to 4 MiB are as quick as all logits at once
 # or quicker (benchmarks/loss_chunks.py). A GPU's is reckoned: 450 tokens of a vocabulary of 152k, below which reading the head
@@ -93,8 +96,11 @@ class SparseTeacher:
         told_N = self.next_log_prob_N
         return torch.zeros_like(self.best_N, dtype=torch.float32) if told_N is None else -told_N.float()
 
-    def loss_and_gradient_(self, logits_NV: Tensor) -> Tensor:
-        """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them."""
+    def loss_and_gradient_(self, logits_NV: Tensor, kind: str = SOFT) -> Tensor:
+        """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them.
+
+        kind: soft, the cross entropy; tv or lk (acceptance_losses.py).
+        """
         tokens_Nk = self.tokens_Nk.long()
         p_Nk, rest_N1 = self._distribution(logits_NV.dtype, tokens_Nk.shape[1] < logits_NV.shape[1])
         top_Nk = logits_NV.gather(-1, tokens_Nk)
@@ -108,17 +114,24 @@ class SparseTeacher:
         outside_N1 = (highest_N1 + sum_N1.log()).clamp_(min=least)
         normalizer_N1 = torch.logaddexp(outside_N1, top_Nk.logsumexp(-1, keepdim=True))
         loss_N = (normalizer_N1 - rest_N1 * outside_N1)[:, 0] - (p_Nk * top_Nk).sum(-1)
-        logits_NV.mul_(((outside_N1 - normalizer_N1).exp_() - rest_N1) / sum_N1.clamp_(min=1))
-        logits_NV.scatter_(-1, tokens_Nk, (top_Nk - normalizer_N1).exp_() - p_Nk)
+        q_Nk, q_rest_N1 = (top_Nk - normalizer_N1).exp_(), (outside_N1 - normalizer_N1).exp_()
+        if kind == SOFT:
+            of_top_Nk, of_rest_N1 = q_Nk - p_Nk, q_rest_N1 - rest_N1
+        else:
+            outcomes = torch.cat([p_Nk, rest_N1], dim=-1), torch.cat([q_Nk, q_rest_N1], dim=-1)
+            loss_N, gradient_NO = acceptance_loss(kind, *outcomes, loss_N)
+            of_top_Nk, of_rest_N1 = gradient_NO[:, :-1], gradient_NO[:, -1:]
+        logits_NV.mul_(of_rest_N1 / sum_N1.clamp_(min=1))
+        logits_NV.scatter_(-1, tokens_Nk, of_top_Nk)
         return loss_N
 
     def own_loss(self) -> Tensor:
         return self.own_loss_N.sum()
 
-    def soft_loss(self, logits_NV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def soft_loss(self, logits_NV: Tensor, temperature: float, kind: str) -> tuple[Tensor, Tensor]:
         """The summed loss of logits / temperature, and its gradient with respect to these; `logits_NV` stays as it is."""
         gradient_NV = logits_NV / temperature
-        return self.loss_and_gradient_(gradient_NV).sum(), gradient_NV
+        return self.loss_and_gradient_(gradient_NV, kind).sum(), gradient_NV
 
     def _distribution(self, dtype: torch.dtype, has_rest: bool) -> tuple[Tensor, Tensor]:
         """p of the k tokens and of the rest, which add up to 1: rounding in storage may have brought the k above it."""
@@ -165,11 +178,16 @@ class _DenseLabels:
     def own_loss(self) -> Tensor:
         return F.cross_entropy(self.teacher_CV, self.next_C, reduction="sum")
 
-    def soft_loss(self, logits_CV: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """Summed -sum_v p(v) log q(v), both at the temperature, and its gradient with respect to logits / temperature."""
+    def soft_loss(self, logits_CV: Tensor, temperature: float, kind: str) -> tuple[Tensor, Tensor]:
+        """Summed -sum_v p(v) log q(v), both at the temperature, or another kind of loss of these, and its gradient with respect
+        to logits / temperature.
+        """
         at_one = temperature == 1  # spares two copies of the chunk
         p_CV = (self.teacher_CV if at_one else self.teacher_CV / temperature).softmax(-1)
         log_q_CV = (logits_CV if at_one else logits_CV / temperature).log_softmax(-1)
+        if kind != SOFT:
+            loss_C, gradient_CV = acceptance_loss(kind, p_CV, log_q_CV.exp(), -(p_CV * log_q_CV).sum(-1))
+            return loss_C.sum(), gradient_CV
         loss = -torch.dot(p_CV.flatten(), log_q_CV.flatten())
         return loss, log_q_CV.exp_().sub_(p_CV)
 
@@ -230,13 +248,13 @@ def _loss_and_gradient(
     """Summed loss of one chunk and its gradient with respect to the logits.
 
     hard: -log q(label). soft: -sum_v p(v) log q(v) times temperature^2, both distributions at `temperature`
-    (Hinton et al. 2015, 2); of a sparse teacher's k tokens and the rest. mix: the mean of the two.
+    (Hinton et al. 2015, 2); of a sparse teacher's k tokens and the rest. mix: the mean of the two. tv, lk: in place of soft.
     """
-    hard, soft = {"hard": (1.0, 0.0), "soft": (0.0, 1.0), "mix": (0.5, 0.5)}[kind]
+    hard, soft = {HARD: (1.0, 0.0), SOFT: (0.0, 1.0), "mix": (0.5, 0.5), TV: (0.0, 1.0), LK: (0.0, 1.0)}[kind]
     loss, gradient_CV = torch.zeros((), device=logits_CV.device), torch.zeros(())
     if soft:
         assert target is not None, "soft labels need the target's distribution"
-        unscaled, gradient_CV = target.soft_loss(logits_CV, temperature)
+        unscaled, gradient_CV = target.soft_loss(logits_CV, temperature, SOFT if kind == "mix" else kind)
         loss = loss + soft * temperature**2 * unscaled
         gradient_CV.mul_(soft * temperature)
     if hard:
@@ -286,7 +304,7 @@ def linear_cross_entropy(
     through Liger's kernel where it runs.
     """
     fused = fused_loss(hidden_NH.device.type)
-    if kind == "hard" and fused is not None and len(labels_N):
+    if kind == HARD and fused is not None and len(labels_N):
         found = fused(weight_VH, hidden_NH, labels_N)
         sums = (None, None) if teacher is None else _target_sums(teacher, weight_VH, labels_N, found.predicted_tokens)
         return LossSums(found.loss.float(), *sums)

@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from longspec.config.schema import HARD
 from longspec.methods.contract import Distribution, DraftMemory
 from longspec.methods.dflash.layer import K_NORM, DFlashLayer, config_fields, head_shape
-from longspec.methods.dflash.settings import NAME, SOFT, Settings, anchors_of
+from longspec.methods.dflash.settings import NAME, Settings, anchors_of
 from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.methods.layer_config import layer_config
 from longspec.methods.own_layers import OwnLayersMethod
@@ -74,7 +75,7 @@ def operations(
     text = sum(times * causal_pairs(length, most, 1) for length, times in Counter(documents).items() for most in back)
     own = slots * (slots if window is None else (slots + 1) / 2)
     of_layers = block_operations(config, settings, blocks * slots, blocks * (text / max(1, tokens) + own))
-    with_teacher = top_k is None and (settings.loss == SOFT or with_llm_loss)
+    with_teacher = top_k is None and (settings.loss != HARD or with_llm_loss)
     of_head = head_operations(config, settings, blocks * settings.predicted, with_teacher=with_teacher)
     return projection_operations(config, settings, tokens) + of_layers, of_head
 
@@ -104,11 +105,11 @@ def memory(
     of_slot = depth * element * (4 * hidden + 4 * heads + 3 * key_values + 4 * ffn)
     of_slot += depth * 4 * (2 * hidden + heads + key_values + n_heads) + 2 * element * width
     kept = of_token * tokens + of_slot * slots + (2 * element + 4) * hidden * predicted
-    with_teacher = settings.loss == SOFT and top_k is None
+    with_teacher = settings.loss != HARD and top_k is None
     proposed = settings.vocabulary or config.vocab_size
     logits = block_bytes(config.vocab_size if with_teacher else 0, proposed, settings.predicted, predicted, dtype, device)
     head = 0 if settings.vocabulary is None else 4 * proposed * hidden
-    of_target = hidden * element if with_teacher else TOP_BYTES * (top_k or 0) * (settings.loss == SOFT)
+    of_target = hidden * element if with_teacher else TOP_BYTES * (top_k or 0) * (settings.loss != HARD)
     losses = logits + head + element * hidden * predicted + of_target * tokens
     row = min(tokens, settings.row_tokens or tokens) + settings.block_size
     scores = score_bytes(n_heads, width, row, None, dtype, device)
@@ -142,7 +143,7 @@ class DFlashMethod(OwnLayersMethod):
 
     def learnt(self, settings: Settings) -> Distribution | None:
         """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
-        return Distribution(settings.ids, 1.0) if settings.loss == SOFT else None
+        return Distribution(settings.ids, 1.0) if settings.loss != HARD else None
 
     def draws(
         self, settings: Settings, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longspec import families
-from longspec.config.schema import KNOWN, OFFLINE
+from longspec.config.schema import HARD, KNOWN, LK, OFFLINE, SOFT, TV
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, VLLM, Served
@@ -45,7 +45,6 @@ COUNTS = {
 MOST_LAYERS = 8  # of a draft
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
 SAME = ("recipe.method", ("layers", "block_size", "mask_token", "sliding_window", *SHAPE))
-HARD, SOFT = "hard", "soft"
 DECAY, D_PACE = "decay", "d_pace"
 Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
 BlockSize = Annotated[Whole, Field(ge=2, le=64)]
@@ -95,7 +94,13 @@ class Draft:
         Tokens | None,
         means("the number of blocks of a row in a step, drawn anew each time; null: the row's tokens / block_size"),
     ] = field(default=None, metadata={"stored": False})
-    loss: Annotated[str, words(HARD, SOFT), means("what is learnt: the text's tokens, or the target's distribution")] = SOFT
+    loss: Annotated[
+        str,
+        words(HARD, SOFT, TV, LK),
+        means(
+            "what is learnt: the text's tokens, or the target's distribution, by cross entropy, total variation or LK's hybrid"
+        ),
+    ] = SOFT
     weights: Annotated[
         str, words(DECAY, D_PACE), means("the weights of a block's slots: exp(-(k - 1) / gamma) of slot k, or D-PACE's")
     ] = DECAY
@@ -205,9 +210,9 @@ def told(recipe: Any) -> list[Row]:
 
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt."""
-    return bool(recipe.draft.loss == SOFT)
+    return bool(recipe.draft.loss != HARD)
 
 
 def loss_weight(recipe: Any) -> float | None:
     """Return 1, the sum of the fixed weights of a block's slots; D-PACE's depend on the draft and have no fixed sum."""
-    return None if recipe.draft.weights == D_PACE else 1.0
+    return None if recipe.draft.weights == D_PACE or recipe.draft.loss in (TV, LK) else 1.0

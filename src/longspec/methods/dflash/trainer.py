@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.config.schema import HARD
 from longspec.methods.contract import DraftOutput
 from longspec.methods.dflash.layer import DFlashLayer
-from longspec.methods.dflash.settings import DECAY, SOFT, Settings, anchors_of, mask_token_of
+from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
 from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.chains import KeysValues
@@ -94,7 +95,7 @@ class DFlashTrainer(OwnLayersTrainer):
     def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
         """Inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
         layers = settings.stored_layers or settings.read_of(config.num_hidden_layers)
-        final = [final_hidden_states(config)] if settings.loss == SOFT or with_llm_loss else []
+        final = [final_hidden_states(config)] if settings.loss != HARD or with_llm_loss else []
         return (*(hidden_states(config, layer) for layer in layers), *final)
 
     def __init__(self, states: TargetStates, draft_model: DFlashLayer, settings: Settings) -> None:
@@ -169,11 +170,10 @@ class DFlashTrainer(OwnLayersTrainer):
         hidden_RH = layer.norm(slots_AWH[labels.blocks_R, labels.slots_R + 1])
         tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
         next_N = input_ids_BS.roll(-1, 1).flatten()[tokens_N]
-        is_soft = settings.loss == SOFT
         with self.states.gather([head_weight]):
-            wanted = is_soft or with_llm_loss
+            wanted = settings.loss != HARD or with_llm_loss
             teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
-            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, is_soft=is_soft)
+            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, kind=settings.loss)
             sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums
 
@@ -185,7 +185,7 @@ class DFlashTrainer(OwnLayersTrainer):
             "leading_hits": sums.leading_hits,
             "outside_vocabulary": (sums.reached_K - sums.inside_K).sum(),
         }
-        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss == SOFT or with_llm_loss
+        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss != HARD or with_llm_loss
         agreement_K, target_K = sums.agreements_K / reached_K, sums.target_K / reached_K
         if each_step:
             loss_K = sums.losses_K / sums.inside_K.clamp_min(1)

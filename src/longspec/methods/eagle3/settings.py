@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longspec import families
-from longspec.config.schema import KNOWN, LATER
+from longspec.config.schema import KNOWN, LATER, LK, SOFT, TV
 from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
@@ -89,6 +89,11 @@ class Draft:
     start: Annotated[
         str, words(*STARTS), means("what an untrained layer is: random, or one that hands its last input through")
     ] = field(default="random", metadata=LATER | {"stored": False})
+    loss: Annotated[
+        str,
+        words(SOFT, TV, LK),
+        means("how the target's distribution is learnt: by cross entropy, total variation or LK's hybrid"),
+    ] = field(default=SOFT, metadata=LATER | {"stored": False})
 
 
 def implied(tokens: int) -> dict[str, Any]:
@@ -199,7 +204,10 @@ def told(recipe: Any) -> list[Row]:
     """The layers that are read, the tokens that are proposed, and the chain that is trained."""
     chain = f"{recipe.draft.steps} steps, weighted {recipe.draft.decay:g}^i"
     # Drafts that were begun elsewhere are seldom normed as ours by default.
-    return told_of_layers(recipe.method, [(("draft.steps", "draft.decay"), "chain", chain)], NORMS[2:])
+    rows: list[Row] = [(("draft.steps", "draft.decay"), "chain", chain)]
+    if recipe.draft.loss != SOFT:
+        rows.append((("draft.loss",), "loss", recipe.draft.loss))
+    return told_of_layers(recipe.method, rows, NORMS[2:])
 
 
 def soft_labels(recipe: Any) -> bool:
@@ -207,6 +215,8 @@ def soft_labels(recipe: Any) -> bool:
     return True
 
 
-def loss_weight(recipe: Any) -> float:
-    """Return the sum of the weights of a chain's steps."""
+def loss_weight(recipe: Any) -> float | None:
+    """Return the sum of the weights of a chain's steps; None for a loss that is no cross entropy."""
+    if recipe.draft.loss != SOFT:
+        return None
     return float(sum(recipe.draft.decay**step for step in range(recipe.draft.steps)))

@@ -164,7 +164,9 @@ class Eagle3Trainer(OwnLayersTrainer):
         with self.states.gather([head_weight]):
             teacher = self.teacher(found, chain_labels.tokens_N, chain_labels.labels_N, ids_V, with_llm_loss)
             assert teacher is not None, "reads has the final hidden states"
-            take = partial(chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights)
+            take = partial(
+                chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights, kind=settings.loss
+            )
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums
 

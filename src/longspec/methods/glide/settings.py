@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from omegaconf import MISSING
 from pydantic import Field
 
-from longspec.config.schema import KNOWN, LATER, OFFLINE
+from longspec.config.schema import HARD, KNOWN, LATER, LK, OFFLINE, SOFT, TV
 from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole, means, words
 from longspec.engines import VLLM, Served
 
@@ -16,7 +16,7 @@ RANDOM, LAST, MIDDLE = "random", "last", "middle"
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
-ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), ("hard", "soft", "mix")
+ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), (HARD, SOFT, "mix", TV, LK)
 
 COUNTS: dict[str, str] = {}
 # What decoding takes of the settings; how it was trained is no matter there, and a later stage may train otherwise.
@@ -65,9 +65,11 @@ class Draft:
     final_norm: Annotated[
         Flag, means("whether a trained norm stands between draft and head; the published drafts have none")
     ] = False
-    loss: Annotated[str, words(*LOSSES), means("what is learnt: the next token, the target's distribution, or their mean")] = (
-        "soft"
-    )
+    loss: Annotated[
+        str,
+        words(*LOSSES),
+        means("what is learnt: the text, the target's distribution, their mean; or this by total variation or LK's hybrid"),
+    ] = SOFT
     # Below, float32 overflows; above, every token is as likely as the next.
     temperature: Annotated[Number, Field(ge=0.01, le=100), means("the temperature of the soft labels")] = 1.0
     start: Annotated[
@@ -143,9 +145,11 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
 
 def soft_labels(recipe: Any) -> bool:
     """Whether the target's distribution is learnt, by itself or beside the next token."""
-    return bool(recipe.draft.loss != "hard")
+    return bool(recipe.draft.loss != HARD)
 
 
 def loss_weight(recipe: Any) -> float | None:
     """Return 1; soft labels of another temperature have a loss of flatter or sharper distributions, times its square."""
-    return 1.0 if recipe.draft.loss == "hard" or recipe.draft.temperature == 1 else None
+    if recipe.draft.loss == HARD:
+        return 1.0
+    return None if recipe.draft.loss in (TV, LK) or recipe.draft.temperature != 1 else 1.0
