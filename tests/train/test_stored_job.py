@@ -89,7 +89,6 @@ def test_a_stage_from_stored_states(tmp_path: Path, target: Path, packed: Path) 
     measured = [[row.get("held_out", {}).get("expected_tokens") for row in each.rows()] for each in (beside, job)]
     assert measured[0] == measured[1]
     assert measured[0][3] is not None
-    assert {row["left_out_rows"] for row in job.rows()} == {0}
     identity = read_json(job.out / "checkpoint.json")["identity"]
     assert identity["states"]["declaration"] == read_json(job.states)["hash"]
     assert "states" not in read_json(beside.out / "checkpoint.json")["identity"]
@@ -106,7 +105,7 @@ def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, target
     two = Job(tmp_path / "two", target, packed, [*common, "runtime.target=partitioned"])
     build = [*torchrun(2), "-m", "longspec.states", "build", *given(two), *words, f"--out={two.out}/shard"]
     process = start(build, two.out)
-    two.wait_until((two.out / "shard/lease.json").exists, process)
+    two.wait_until((two.out / "shard").exists, process)
     kill_rank(process, 1)
     assert finish(process)[1] != 0
     assert not (two.out / "shard/shard.json").exists()

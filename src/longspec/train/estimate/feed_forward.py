@@ -3,29 +3,19 @@
 Symbols: H hidden width, I feed-forward width (of one expert), E experts, k of them for each token.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 JOINED = ("glm4", "phi3")  # families that make gate and up by one product, whose result lives until both are used
 
 
-@dataclass(frozen=True)
-class Experts:
-    """E, k and I of a layer."""
-
-    count: int
-    chosen: int
-    width: int
-
-
-def experts_of(config: Any, layer: int) -> Experts | None:
-    """Return the experts of one of the target's layers; None where it is dense."""
+def experts_of(config: Any, layer: int) -> tuple[int, int, int] | None:
+    """Return E, k and I of one of the target's layers; None where it is dense."""
     if config.model_type == "gpt_oss":
-        return Experts(config.num_local_experts, config.num_experts_per_tok, config.intermediate_size)
+        return config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
     count = getattr(config, "num_experts", None)
     if not count or layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
         return None
-    return Experts(count, config.num_experts_per_tok, config.moe_intermediate_size)
+    return count, config.num_experts_per_tok, config.moe_intermediate_size
 
 
 def layer_products(config: Any, layer: int) -> int:
@@ -33,7 +23,8 @@ def layer_products(config: Any, layer: int) -> int:
     hidden, experts = config.hidden_size, experts_of(config, layer)
     if experts is None:
         return int(3 * hidden * config.intermediate_size)
-    return int(hidden * experts.count + 3 * hidden * experts.width * experts.chosen)
+    count, chosen, width = experts
+    return int(hidden * count + 3 * hidden * width * chosen)
 
 
 def widest_elements(config: Any, layer: int) -> int:
@@ -46,6 +37,6 @@ def widest_elements(config: Any, layer: int) -> int:
     hidden, experts = config.hidden_size, experts_of(config, layer)
     if experts is None:
         return int((4 if config.model_type in JOINED else 3) * config.intermediate_size)
-    has_biases = config.model_type == "gpt_oss"
-    gates, outputs = (9, 4) if has_biases else (4, 3)
-    return int(experts.chosen * (hidden + max(gates * experts.width, outputs * hidden)))
+    gates, outputs = (9, 4) if config.model_type == "gpt_oss" else (4, 3)
+    _, chosen, width = experts
+    return int(chosen * (hidden + max(gates * width, outputs * hidden)))

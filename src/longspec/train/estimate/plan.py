@@ -5,7 +5,7 @@ All is told by the configurations and the target's config.json; no weights are l
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,13 @@ import torch
 from longspec.atomic_files import read_json
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.config.schema import mix_of, mix_told, shares_of
-from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
-from longspec.shown import named_path, one_line
+from longspec.shown import one_line
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, estimate, gib, out_of_memory, peak, setup_of, table
@@ -96,14 +95,12 @@ def plan_stage(
     own: Sequence[Rows],
     world_size: int,
     device: torch.device,
-    replayed: Mapping[str, Rows] | None = None,
 ) -> Plan:
-    """Plan one stage. own: its rows, of each of its data sets; replayed: rows by what recipe.data.replay calls them, a missing
-    one is counted like the stage's first.
+    """Plan one stage. own: its rows, of each of its data sets; replayed rows are counted like those of the first.
 
     Raises ValueError when the data or the ranks do not fit the global batch.
     """
-    sources = [*own, *((replayed or {}).get(name, own[0]) for name in sorted(recipe.data.replay))]
+    sources = [*own, *[own[0]] * len(recipe.data.replay)]
     # Of each source, to be a row of a global batch.
     chance = chances([1] * len(sources), [each.labels for each in sources], shares_of(recipe.data))
     schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
@@ -155,8 +152,6 @@ def parser() -> argparse.ArgumentParser:
     data = "manifest.json of each stage's packed rows; of a mix those of each data set, in the order of their names"
     add("--data", type=Path, nargs="+", metavar="FILE", help=data)
     add("--rows", type=int, nargs="+", metavar="N", help="or how many")
-    replay = "and of rows that are replayed; without it they count as the stage's own"
-    add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
     add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what the stages are trained on; default: %(default)s")
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
@@ -173,12 +168,9 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows
             f"give --data or --rows for each of {len(recipes)} stages{several}: how many steps an epoch has depends on them"
         )
     if options.data:
-        for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
-            print(one_line(f"WARNING {warning}"), file=sys.stderr)
-        found = [counted_rows(manifest) for manifest in options.data]
+        left = map(counted_rows, options.data)
     else:
-        found = [whole_rows(each, recipe.data.sequence_length) for each, recipe in zip(options.rows, recipe_of, strict=True)]
-    left = iter(found)
+        left = map(whole_rows, options.rows, (recipe.data.sequence_length for recipe in recipe_of))
     return [[next(left) for _ in mix_of(recipe.data.name)] for recipe in recipes]
 
 
@@ -191,9 +183,8 @@ def main(argv: list[str]) -> int:
         stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
         config = read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
-        replayed = {name: counted_rows(path) for name, path in options.replay}
         plans = [
-            plan_stage(config, recipe, runtime, own, options.ranks, torch.device(options.device), replayed)
+            plan_stage(config, recipe, runtime, own, options.ranks, torch.device(options.device))
             for (recipe, runtime), own in zip(stages, rows, strict=True)
         ]
     except ConfigError as error:
