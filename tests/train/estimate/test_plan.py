@@ -92,16 +92,6 @@ def test_the_drafts_folder_is_as_large_as_planned(folder: Path) -> None:
     assert plan.disk_bytes(setup) < files + checkpoints < 1.05 * plan.disk_bytes(setup)
 
 
-def test_several_stages_are_added_up(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [[f"--{name}", *[str(folder / f"{name}.yaml")] * 2] for name in ("recipe", "runtime")]
-    options = [*files[0], *files[1], "--target", str(folder / "target_manifest.json"), "--ranks", "2"]
-    assert plan.main([*options, "--rows", "21", "41", "--flops", "1e6"]) == 0
-    text = capsys.readouterr().out
-    hours = [float(line.split(" hours in all")[0].split()[-1]) for line in text.splitlines() if " hours in all" in line]
-    assert hours[1] == pytest.approx(2 * hours[0], abs=0.11)
-    assert float(text.split("all 2 stages: ")[1].split()[0]) == pytest.approx(sum(hours), abs=0.11)
-
-
 def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(command(folder, "--rows", "21", "--gpu-memory-gib", "1")) == 1
     assert "DOES NOT FIT" in (text := capsys.readouterr().out)

@@ -192,6 +192,4 @@ def main(argv: list[str]) -> int:
         return 1
     for (recipe, _), plan in zip(stages, plans, strict=True):
         print("\n".join(stage_lines(recipe, plan, rate, available)))
-    hours, disk = sum(plan.hours(rate) for plan in plans), sum(plan.disk for plan in plans)
-    print(f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return int(any(peak(estimate(plan.setup)) > available for plan in plans))
