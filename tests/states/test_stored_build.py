@@ -9,7 +9,7 @@ import pytest
 
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.states import build as building
-from longspec.states.stored_states import StoredRows, merge, read_shards
+from longspec.states.stored_states import StoredRows, merge
 from tests.states.conftest import Sources
 from tests.states.stored import Stored
 
@@ -112,7 +112,7 @@ def test_another_target_makes_all_rows_anew_and_is_not_mixed_up(glide: Stored, t
     write_json(other, manifest | {"files": describe_files(Path(manifest["path"]), ["config.json", "model.safetensors"])})
     glide.target, glide.batches = other, 0
     new = glide.build(0, 2)
-    assert glide.batches >= len(read_shards(new)[0].rows) / 2
+    assert glide.batches >= len(StoredRows.open(new).shards[0].rows) / 2
     with pytest.raises(ValueError, match="holds other states than"):
         merge([new, old], glide.folder / "manifest.json")
     new_too = glide.build(1, 2)
@@ -121,7 +121,7 @@ def test_another_target_makes_all_rows_anew_and_is_not_mixed_up(glide: Stored, t
     merge([new_too, new], glide.folder / "manifest.json")
     write_json(new, read_json(new) | {"bytes": 1})
     with pytest.raises(ValueError, match=rf"^{new}: .*merge the shards again"):
-        read_shards(glide.folder / "manifest.json")
+        StoredRows.open(glide.folder / "manifest.json")
 
 
 def test_more_shards_than_rows_leave_some_empty(glide: Stored) -> None:

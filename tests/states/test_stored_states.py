@@ -207,12 +207,3 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     content = read_draft_vocabulary(sources.vocabulary)
     replace(content, ids=tuple(range(40))).write(other.vocabulary)
     assert [line.split(":")[0] for line in differences(declared(eagle3), declared(other))] == ["vocabulary"]
-
-
-def test_rows_of_several_sources_are_read_as_numbered_through(sources: Sources, tmp_path: Path) -> None:
-    stored = sources.glide(tmp_path)
-    one, other = StoredRows.open(stored.manifest()), StoredRows.open(stored.manifest(3))
-    count, place = one.declaration.num_rows, len(other.shards[0].rows)
-    joint = StoredRows([*one.shards, *other.shards])
-    found, wanted = joint.read([count + 1, 3, count + place], pinned=False), one.read([1, 3, place], pinned=False)
-    assert all(torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in wanted.items())

@@ -23,7 +23,7 @@ from longspec.distributed import log
 from longspec.process_group import of_first_rank
 from longspec.states.compute import Computation, shared
 from longspec.states.declaration import Declaration
-from longspec.states.stored_states import SHARD, part_name
+from longspec.states.stored_states import SHARD, part_name, parts_of
 
 PART_BYTES = 128 * 2**20  # of one file, at least one row
 METADATA = "states"  # one key: safetensors writes several in any order
@@ -36,7 +36,7 @@ class ShardWriter:
     def __init__(self, out: Path, declaration: Declaration, rows: range) -> None:
         self.out, self.declaration, self.rows = out, declaration, rows
         self.part_rows = max(1, PART_BYTES // declaration.row_bytes)
-        self.parts = [rows[start : start + self.part_rows] for start in range(0, len(rows), self.part_rows)]
+        self.parts = parts_of(rows, self.part_rows)
         self.files: dict[str, dict[str, Any]] = {}
         self.content: dict[str, Any] = {"declaration": declaration.hash, "left_out": {}}  # what a part says of itself
         self._in_work: list[dict[str, Tensor]] = []  # rows of one part
@@ -101,8 +101,8 @@ def build(out: Path, computation: Computation, rows: range, more: dict[str, Any]
     missing = of_first_rank(writer.find_missing if writer else set, ranks)
     if missing:
         step = computation.runtime.micro_batch * ranks.world_size
-        batches = [list(rows[start : start + step]) for start in range(0, len(rows), step)]
-        _compute_and_write([batch for batch in batches if not missing.isdisjoint(batch)], computation, writer)
+        batches = [list(batch) for batch in parts_of(rows, step) if not missing.isdisjoint(batch)]
+        _compute_and_write(batches, computation, writer)
     if writer is not None:
         writer.finish(more)
     return out / SHARD

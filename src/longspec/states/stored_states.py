@@ -41,6 +41,11 @@ def rows_of_shard(num_rows: int, shard: int, num_shards: int) -> range:
     return range(shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards)
 
 
+def parts_of(rows: range, size: int) -> list[range]:
+    """Return the rows of each file of a shard."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
 def part_name(rows: range) -> str:
     """Return the name of the file that holds these rows."""
     return f"rows-{rows.start:06d}-{rows.stop - 1:06d}.safetensors"
@@ -53,6 +58,7 @@ class Shard:
     path: Path  # of shard.json
     content: dict[str, Any]
     declaration: Declaration
+    rows: range  # the numbers of its rows
 
     @classmethod
     def read(cls, path: Path) -> "Shard":
@@ -63,40 +69,8 @@ class Shard:
             raise ValueError(f"{path}: holds no shard of this version's stored states; {advice}")
         if content["left_out"]:  # an earlier version has stored zeros for them
             raise ValueError(f"{path}: rows {', '.join(content['left_out'])} are not finite; {advice}")
-        return cls(path, content, Declaration.of_plain(content["declaration"]))
-
-    @property
-    def rows(self) -> range:
-        """The numbers of its rows."""
-        return range(self.content["first"], self.content["first"] + self.content["rows"])
-
-    @property
-    def parts(self) -> list[range]:
-        """The rows of each of its files."""
-        size = self.content["part_rows"]
-        return [self.rows[start : start + size] for start in range(0, len(self.rows), size)]
-
-
-def read_shards(path: Path) -> list[Shard]:
-    """Read the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
-
-    Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
-    """
-    content = read_json_object(path)
-    paths = [path]
-    if "first" not in content:
-        if not isinstance(content.get("files"), dict):
-            raise ValueError(
-                f"{path}: holds no stored states of this version; remove {path.parent}, and build them: the same snakemake "
-                "command does, or python -m longspec.states build and merge"
-            )
-        check_files(path.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
-        paths = [path.parent / name for name in content["files"]]
-    shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
-    for shard in shards:
-        advice = f"build it again, which computes what is damaged: {shard.content['command']}"
-        check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
-    return shards
+        rows = range(content["first"], content["first"] + content["rows"])
+        return cls(path, content, Declaration.of_plain(content["declaration"]), rows)
 
 
 def merge(paths: list[Path], out: Path) -> dict[str, Any]:
@@ -130,14 +104,34 @@ class StoredRows:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards, self.declaration = shards, shards[0].declaration
         assert all(shard.declaration.tensors == self.declaration.tensors for shard in shards)
-        parts = [(shard.path.with_name(part_name(rows)), len(rows)) for shard in shards for rows in shard.parts]
-        self._paths, self._firsts = [path for path, _ in parts], list(accumulate((number for _, number in parts), initial=0))
+        parts = {
+            shard.path.with_name(part_name(rows)): len(rows)
+            for shard in shards
+            for rows in parts_of(shard.rows, shard.content["part_rows"])
+        }
+        self._paths, self._firsts = list(parts), list(accumulate(parts.values(), initial=0))
         self._opened = lru_cache(maxsize=OPEN_PARTS)(lambda path: safe_open(path, framework="pt"))
 
     @classmethod
     def open(cls, manifest: Path) -> "StoredRows":
-        """Open a manifest.json or a shard.json. Raises ValueError as read_shards."""
-        return cls(read_shards(manifest))
+        """Open the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
+
+        Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
+        """
+        content, paths = read_json_object(manifest), [manifest]
+        if "first" not in content:
+            if not isinstance(content.get("files"), dict):
+                raise ValueError(
+                    f"{manifest}: holds no stored states of this version; remove {manifest.parent}, and build them: the same "
+                    "snakemake command does, or python -m longspec.states build and merge"
+                )
+            check_files(manifest.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
+            paths = [manifest.parent / name for name in content["files"]]
+        shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
+        for shard in shards:
+            advice = f"build it again, which computes what is damaged: {shard.content['command']}"
+            check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
+        return cls(shards)
 
     def check_same(self, wanted: Declaration) -> None:
         """Raise ValueError that names how these differ from the states that a training job wants."""

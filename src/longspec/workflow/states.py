@@ -168,14 +168,13 @@ class StatesPlan:
                 hidden.replace(copy)
 
     def begin(self, trained: Iterable[Stage], copied: Collection[str]) -> None:
-        """Remove the copies of the planned stages, by which a call that is killed has them made again in the next one.
+        """Raise ValueError, and remove the copy, where a stage is to be trained again without its states.
 
-        trained: the planned stages; copied: the copies that are made in this call. Raises ValueError, and removes the copy all
-        the same, where a stage is to be trained again without: only Snakemake knows of new rows or another target.
+        Only Snakemake knows of new rows or another target. trained: the planned stages; copied: what is made in this call.
         """
-        alone = [each for each in trained if each in self._folders_of and self._is_gone(each)]
-        alone = [each for each in alone if str(_copy(each)) not in copied]
-        for path in (*map(Path, copied), *map(_copy, alone)):
+        read = [each for each in trained if each in self._folders_of and str(_copy(each)) not in copied]
+        alone = list(filter(self._is_gone, read))
+        for path in map(_copy, alone):
             path.unlink(missing_ok=True)
             _hidden(path).unlink(missing_ok=True)
         if alone:
