@@ -176,12 +176,11 @@ def open_rows(job: Job) -> TrainedRows:
 def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) -> None:
     """Raise ValueError unless files are given for each stage that recipe.data.replay names, and for no other."""
     wanted = job.recipe.data.replay
-    for name in wanted:
-        if name not in given:
-            raise ValueError(f"{option}: recipe.data.replay names {name}; give {option} {name}=PATH, {what}")
-    for name, path in given.items():
-        if name not in wanted:
-            raise ValueError(f"{option}: {name}={path}: recipe.data.replay does not name {name}; leave it out")
+    if wanted.keys() != given.keys():
+        named, there = (", ".join(sorted(names)) or "nothing" for names in (wanted, given))
+        raise ValueError(
+            f"{option}: recipe.data.replay names {named}, given is {there}; give {option} STAGE=PATH for each, {what}"
+        )
 
 
 def total_steps(job: Job, rows: TrainedRows) -> int:

@@ -36,16 +36,11 @@ PEAK_BF16 = {
 
 
 class Operations(NamedTuple):
-    """Operations: the target's forward, the draft's forward and backward, the products with the head."""
+    """Operations: the target's forward, the draft's forward and backward, the products with the head; sum() adds them up."""
 
     target: float
     draft: float
     head: float
-
-    @property
-    def total(self) -> float:
-        """The sum of all three."""
-        return self.target + self.draft + self.head
 
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:

@@ -15,7 +15,7 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.config.schema import mix_of, mix_told, shares_of
+from longspec.config.schema import mix_of, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
@@ -54,7 +54,7 @@ class Plan:
 
     def hours(self, rate: float) -> float:
         """Return the hours of training, when each rank does `rate` operations a second."""
-        return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
+        return self.steps * sum(self.operations) / (rate * self.setup.world_size) / 3600
 
 
 def read_target(name: str) -> Any:
@@ -121,22 +121,20 @@ def plan_stage(
 def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list[str]:
     """Return batches, memory, time and disk of one stage, whether it fits, and what to change when it does not."""
     setup, each, needed = plan.setup, plan.operations, peak(estimate(plan.setup))
+    total = sum(each)
     fits = f"fits {gib(available)} with {gib(available - needed)} to spare"
     if needed > available:
         fits = f"DOES NOT FIT: {out_of_memory(setup, available)}"
     tokens = recipe.global_batch * setup.sequence_length
-    replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
     return [
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
-        *([] if isinstance(recipe.data.name, str) else [f"  data: {mix_told(recipe.data.name)} of the trained tokens"]),
-        *([f"  replayed: {replayed} of the trained tokens"] if replayed else []),
         f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
         table(setup),
-        f"  time: {each.total:.3g} operations a step (target {each.target / each.total:.0%}, draft "
-        f"{each.draft / each.total:.0%}, head {each.head / each.total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
-        f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
+        f"  time: {total:.3g} operations a step (target {each.target / total:.0%}, draft "
+        f"{each.draft / total:.0%}, head {each.head / total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
+        f"{total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
         f"  {fits}",
     ]
@@ -163,9 +161,8 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows
     """Return the rows of each stage, of each of its data sets. Raises ValueError when there are not as many as these."""
     recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
     if len(options.data or options.rows or []) != len(recipe_of):
-        several = "" if len(recipe_of) == len(recipes) else f", whose data sets are {len(recipe_of)}"
         raise ValueError(
-            f"give --data or --rows for each of {len(recipes)} stages{several}: how many steps an epoch has depends on them"
+            f"give --data or --rows for each of {len(recipe_of)} data sets: how many steps an epoch has depends on them"
         )
     if options.data:
         left = map(counted_rows, options.data)
