@@ -106,15 +106,6 @@ def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_gpus([H100], 1) == Finding(OK, "1 x H100, 80.00 GiB each")
 
 
-def test_a_rank_whose_sums_fail_is_named() -> None:
-    findings = [Finding(OK, "well"), Finding(FAIL, "RuntimeError: Connection closed by peer", "network")]
-    assert (
-        preflight.worst(findings, [HERE, replace(HERE, host="n2")]).found
-        == "rank 1 (n2): RuntimeError: Connection closed by peer"
-    )
-    assert preflight.worst(findings[:1], [HERE]) == findings[0]
-
-
 def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "join", lambda ranks, minutes: CPU)
     monkeypatch.setattr(dist, "all_reduce", lambda vector: None)  # adds nothing up

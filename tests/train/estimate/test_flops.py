@@ -131,11 +131,3 @@ def test_the_documents_of_packed_rows(corpus: Corpus) -> None:
         ids = rows[number].document_ids_S.tolist()
         spans += [ids.count(document) for document in sorted(set(ids) - {-1})]
     assert flops.document_lengths(rows, range(10)) == spans
-
-
-def test_known_gpus_have_their_data_sheets_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = {"NVIDIA H100 PCIe": 756e12, "NVIDIA H100 80GB HBM3": 989e12, "NVIDIA A100-SXM4-80GB": 312e12}
-    for name, rate in names.items():
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert flops.peak(torch.device("cuda"), torch.bfloat16, None) == rate
-    assert flops.peak(torch.device("cuda"), torch.float32, None) is None
