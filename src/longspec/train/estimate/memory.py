@@ -1,7 +1,8 @@
 """Estimate the memory of one training rank, in closed form from the configurations.
 
 Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
-feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
+feed-forward width (of one expert), k experts of a token, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of
+an element of the training dtype.
 """
 
 import os
@@ -157,7 +158,7 @@ def training_state(setup: Setup) -> list[Item]:
 def widest_elements(config: Any, layer: int) -> int:
     """Count elements a token at a feed-forward part's widest moment, beside the 4H of residual, embeddings, norm and output.
 
-    SwiGLU: gate, up and their product 3I. Experts, k for each token, as transformers groups tokens by them (integrations/moe.py): a token's input
+    SwiGLU: gate, up and their product 3I. Experts, as transformers groups tokens by them (integrations/moe.py): a token's input
     once for each of its experts kH, beside gate and up together and apart 4kI, or the output, weighted, and in order again 3kH.
     GPT-OSS has copies of its biases beside these, 2kI and kH, and clamps: 5kI for three.
     """

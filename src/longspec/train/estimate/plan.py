@@ -1,7 +1,4 @@
-"""Print whether each stage fits, how long it will take and what it will leave on the disk; ends with 1 if one does not fit.
-
-All is told by the configurations and the target's config.json; no weights are loaded or fetched.
-"""
+"""Print whether each stage fits, its hours and its disk, without loading weights; end with 1 if one does not fit."""
 
 import argparse
 import sys
