@@ -101,7 +101,7 @@ def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ([], "give --data or --rows for each of 1 stages"),
+        ([], "give --data or --rows for each data set of the stages, 1 in all"),
         (["--rows", "3"], "4 rows in a step do not fit 3 packed rows"),
         (["--rows", "21", "--ranks", "3"], "4 rows cannot be shared equally by 3 processes"),
     ],
@@ -129,5 +129,5 @@ def test_a_stage_of_several_sources_is_counted_by_their_shares(folder: Path, cap
     assert sum(mixed.operations) == pytest.approx((sum(alone.operations) + 10 * sum(of_ten)) / 11)
     write_text(folder / "recipe.yaml", to_yaml(recipe))
     assert plan.main(command(folder, "--rows", "400")) == 1
-    assert "give --data or --rows for each of 2 data sets: " in capsys.readouterr().err
+    assert "give --data or --rows for each data set of the stages, 2 in all: " in capsys.readouterr().err
     assert plan.main(command(folder, "--rows", "400", "100")) == 0
