@@ -178,14 +178,14 @@ def measure(target: Any, method: str, attention: str, length: int, rates: dict[s
     read = sum(parameter.numel() * parameter.element_size() for parameter in target.parameters())
     # Of each of the draft's weights the optimizer reads four float32 numbers and writes three.
     moved = read + parameters * (3 * target.dtype.itemsize + 28)
-    floor, by = max((counted.total / rates["operations"], "operations"), (moved / rates["bytes"], "bytes"))
+    floor, by = max((sum(counted) / rates["operations"], "operations"), (moved / rates["bytes"], "bytes"))
     setup = setup_of(config, recipe, runtime, 1, 1, dtype, device)
     estimated = peak(estimate(setup)) - GPU_OVERHEAD * (device.type == "cuda")
     held = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     return {
         "seconds": seconds,
         "tokens_per_second": length / seconds,
-        "tflops": counted.total / seconds / 1e12,
+        "tflops": sum(counted) / seconds / 1e12,
         "floor_seconds": floor,
         "floor_by": by,
         "times_floor": seconds / floor,

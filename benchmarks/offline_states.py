@@ -40,7 +40,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import ROOT, WORK, describe, write
-from longspec import lease
 from longspec.atomic_files import write_json
 from longspec.config import compose
 from longspec.data import draft_vocabulary
@@ -51,8 +50,8 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
 from longspec.states.build import build
-from longspec.states.compute import Computation, StatesJob, open_job
-from longspec.states.declaration import TrainingRows
+from longspec.states.compute import Computation
+from longspec.states.declaration import RowSource
 from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.micro_batches import ReadAhead, StepBatches
 
@@ -77,39 +76,35 @@ class RowByRow(StepBatches):
 class Bench:
     """One method beside the target, and beside its stored states."""
 
-    job: StatesJob
+    recipe: Any
+    computation: Computation
     vocabulary: DraftVocabulary | None
-    source: TrainingRows
+    source: RowSource
     rows: range  # that are trained on
     more_rows: range  # whose building is timed
     device: torch.device
 
     def __post_init__(self) -> None:
-        self.computation = Computation(self.job, ONE)
-        self.batches = RowByRow(TrainedRows(self.source.packed), self.job.recipe, 1, ONE, position_limit(self.job.config))
+        positions = position_limit(self.computation.config)
+        self.batches = RowByRow(TrainedRows(self.source.packed), self.recipe, 1, ONE, positions)
 
     def trainer(self, states: Any) -> Any:
         """A fresh draft beside states."""
-        method, settings = method_of(self.job.recipe, self.vocabulary)
+        method, settings = method_of(self.recipe, self.vocabulary)
         torch.manual_seed(0)
         return method.trainer(states, settings, None).to(self.device)
 
     def bare(self, rows: range) -> None:
         """The target's forward alone."""
         for batch in [self.source.batch([row]) for row in rows]:
-            documents = None if batch.document_ids_BS is None else batch.document_ids_BS.to(self.device)
-            ids, positions = batch.input_ids_BS.to(self.device), batch.position_ids_BS.to(self.device)
-            self.computation.states(ids, positions, documents, self.computation.names)
+            parts = [None if part is None else part.to(self.device) for part in batch]
+            self.computation.states(*parts, self.computation.names)
         self.wait()
 
     def build(self, folder: Path, rows: range) -> StoredRows:
         """Build the states anew."""
         shutil.rmtree(folder, ignore_errors=True)
-        told = {"command": "benchmarks/offline_states.py"}
-        micro_batch = self.job.runtime.micro_batch
-        return StoredRows.open(
-            build(folder, self.source, self.job.declaration, rows, lambda: self.computation, micro_batch, ONE, told)
-        )
+        return StoredRows.open(build(folder, self.computation, rows, {"command": "benchmarks/offline_states.py"}))
 
     def steps(self, trainer: Any) -> Callable[[], None]:
         """A training step of each row, which is read ahead, as the trainer's states are where they are stored."""
@@ -165,8 +160,8 @@ def seconds(work: Callable[[], Any]) -> float:
 def measure(bench: Bench, folder: Path, repeats: int) -> dict[str, Any]:
     """All ratios of one method."""
     rows = bench.build(folder, bench.rows)
-    path, job = bench.job.target_path, bench.job
-    stored = StoredStates(path, job.config, job.dtype, bench.computation.states.attention, rows)
+    made = bench.computation
+    stored = StoredStates(made.target_path, made.config, made.dtype, made.states.attention, rows)
     stored.follow(bench.device)
     beside = bench.steps(bench.trainer(bench.computation.states))
     from_files = bench.steps(bench.trainer(stored))
@@ -201,15 +196,15 @@ def bench_of(options: argparse.Namespace, name: str, target: Path, data: Path) -
     chosen += [f"recipe.method.vocabulary={options.vocabulary}"] if name == "eagle3" else []
     config = compose("train", chosen)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    source, vocabulary = TrainingRows(packed), None
-    job = open_job(config.recipe, config.runtime, target, source, None, device)
+    source, vocabulary = RowSource(packed), None
+    computation = Computation(config.recipe, config.runtime, target, source, None, ONE, device)
     size = vocabulary_size(config.recipe)
     if size is not None:
         path = WORK / "offline_states/draft_vocabulary.json"
         draft_vocabulary.make({"rows": data}, target, size, None, path)
         vocabulary = vocabulary_for(config.recipe, path)
     rows = [range(min(number, len(source))) for number in (options.rows, options.more_rows)]
-    return Bench(job, vocabulary, source, *rows, device)
+    return Bench(config.recipe, computation, vocabulary, source, *rows, device)
 
 
 def main() -> None:
@@ -228,7 +223,6 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the recipes, such as recipe.model.family=llama")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    lease.SETTLE = 0  # a start of a job, which waits for other machines
     target = options.target or ROOT / "models/demo/target_manifest.json"
     if target.is_dir():
         folder, target = target, WORK / "offline_states/target_manifest.json"

@@ -63,7 +63,7 @@ def measured(model: Any, ids_RS: Tensor) -> TopTokens:
     for ids_S in ids_RS:
         final_SH = model.model(ids_S[None]).last_hidden_state[0]
         parts.append(top_k_of(final_SH[:-1], model.lm_head.weight, max(COUNTS), None, 1.0, ids_S[1:]))
-    return TopTokens(*(torch.cat([getattr(part, name) for part in parts]) for name in TopTokens.__dataclass_fields__))
+    return TopTokens(*(torch.cat([getattr(part, name) for part in parts]) for name in TopTokens._fields))
 
 
 def outcomes(log_probs_Nk: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ OF_MINUTES = [
     "test_lease",
     "test_endings",
     "test_elastic",
-    "test_signals",
     "test_demo",
     "test_partitioned",
     "test_speculate",

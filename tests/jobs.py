@@ -146,15 +146,14 @@ class Job:
 MakeJob = Callable[..., Job]
 
 
-def start(command: list[str], out: Path, *, cold: bool = False) -> subprocess.Popen[str]:
-    """A process whose compiled extensions would show in out/extensions; a `cold` one imports everything by itself."""
+def start(command: list[str], out: Path) -> subprocess.Popen[str]:
+    """A process whose compiled extensions would show in out/extensions."""
     (out / "extensions").mkdir(parents=True, exist_ok=True)
     # DeepSpeed compiles Muon when it is imported, used or not, which takes a sixth of a job's start.
     lean = {"OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
     environment = os.environ | lean | {"TORCH_EXTENSIONS_DIR": str(out / "extensions")}
     environment = {name: value for name, value in environment.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
-    begin = subprocess.Popen if cold else popen
-    return begin(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[str, int]:

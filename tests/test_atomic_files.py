@@ -6,7 +6,6 @@ import subprocess
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
@@ -42,17 +41,6 @@ def test_a_failed_file_or_folder_leaves_the_old_one_and_nothing_else(tmp_path: P
     assert read_json(tmp_path / "a.json") == {"old": 1}
     assert (tmp_path / "folder/x").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder"]
-
-
-def test_two_threads_may_write_one_name(tmp_path: Path) -> None:
-    with new_file(tmp_path / "a.json") as beside:
-        beside.write_text("the first thread's")
-        other = Thread(target=write_json, args=(tmp_path / "a.json", {"by": "the other"}))
-        other.start()
-        other.join()
-        assert read_json(tmp_path / "a.json") == {"by": "the other"}
-    assert (tmp_path / "a.json").read_text() == "the first thread's"
-    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_a_killed_process_left_beside_a_name_is_removed(tmp_path: Path) -> None:
@@ -145,18 +133,6 @@ def test_a_file_of_another_time_is_hashed_older_or_newer(
     (tmp_path / "x").write_bytes(b"123")
     with pytest.raises(ValueError, match="x: 3 bytes, its manifest says 4"):
         checked_file(manifest, "x")
-
-
-def test_what_was_seen_stands_beside_the_manifest_and_may_be_torn(tmp_path: Path) -> None:
-    """A manifest holds no times: two machines' are equal."""
-    (tmp_path / "x").write_bytes(b"1234")
-    manifest = tmp_path / "manifest.json"
-    write_json(manifest, {"path": str(tmp_path), "files": describe_files(tmp_path, ["x"])})
-    before = manifest.read_bytes()
-    for seen in ('{"x": 3', "[]"):
-        manifest.with_name(".manifest.json.seen").write_text(seen)
-        assert checked_folder(manifest) == str(tmp_path)
-    assert manifest.read_bytes() == before
 
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:

@@ -114,9 +114,6 @@ def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabular
     whole = all(type(token) is int for token in ids)
     if not (ids and whole and ids[0] >= 0 and ids[-1] < size and all(a < b for a, b in pairwise(ids))):
         raise ValueError(f"{path}: ids: must be tokens 0 to {size - 1} of the target, ascending, each once; {COUNT_AGAIN}")
-    shares = content["coverage"]
-    if (counted and ALL not in shares) or not all(
-        isinstance(share, int | float) and 0 <= share <= 1 for share in shares.values()
-    ):
-        raise ValueError(f"{path}: coverage: must be shares from 0 to 1, that of all rows as '{ALL}'; {COUNT_AGAIN}")
-    return DraftVocabulary(ids, size, content["tokenizer"], shares)
+    if counted and ALL not in content["coverage"]:
+        raise ValueError(f"{path}: coverage: must have the share of all rows as '{ALL}'; {COUNT_AGAIN}")
+    return DraftVocabulary(ids, size, content["tokenizer"], content["coverage"])

@@ -1,4 +1,4 @@
-"""One job at a time writes into a folder, on whichever machine of a cluster it runs: a stage's, or a shard's of stored states.
+"""One job at a time writes into a folder, on whichever machine of a cluster it runs: a stage's, or a shard's of answers.
 
     out/lease.json: {"holder", "job", "host", "boot", "pid", "since", "released"}; its time is the holder's last beat
 

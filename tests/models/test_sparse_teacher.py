@@ -152,13 +152,6 @@ def test_the_likeliest_tokens(ids: Tensor | None, temperature: float) -> None:
     assert (none.tokens_Nk.shape, none.best_N.shape) == ((0, K), (0,))
 
 
-@pytest.mark.parametrize(("ids", "k"), [(None, T + 1), (IDS, len(IDS) + 1), (IDS, 0)])
-def test_more_tokens_than_there_are(ids: Tensor | None, k: int) -> None:
-    states, head, labels = target()
-    with pytest.raises(ValueError, match=f"must be 1 to {T if ids is None else len(ids)}, .* is {k}"):
-        top_k_of(states, head, k, ids, 1.0, labels)
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_tokens_in_the_drafts_numbers(dtype: torch.dtype) -> None:
     tokens = torch.tensor([[3, 5, 0], [4, 51, 52]], dtype=dtype)

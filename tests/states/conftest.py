@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from transformers import Qwen2Config
 
-from longspec import lease
 from tests.corpus import Corpus, sentences
 from tests.random_targets import any_target_path, seeded, target_path
 from tests.states.stored import DFLASH_OFFLINE, EAGLE3_OFFLINE, GLIDE_OFFLINE, Stored, save_target, save_vocabulary
@@ -32,12 +31,6 @@ class Sources:
 
     def eagle3(self, folder: Path, *overrides: str) -> Stored:
         return Stored(folder, [*EAGLE3_OFFLINE, *overrides], self.target, self.data, self.vocabulary)
-
-
-@pytest.fixture(autouse=True)
-def quick_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No builder of a test waits for another machine's."""
-    monkeypatch.setattr(lease, "SETTLE", 0)
 
 
 @pytest.fixture(scope="session")

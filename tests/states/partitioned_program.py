@@ -1,14 +1,10 @@
 """Run by torchrun on two ranks: a partitioned target against a replicated one, forward by forward.
 
-Arguments: a folder, in which each rank writes its JSON file, and target folders. With --memory before a single target only how
-much memory loading it took at its highest, in bytes.
+Arguments: a folder, in which each rank writes its JSON file, and target folders.
 """
 
-import ctypes
-import gc
 import json
 import sys
-import threading
 from pathlib import Path
 
 import torch
@@ -57,47 +53,12 @@ def compare(path: str, loss: str) -> dict[str, object]:
     return {"shares": shares, "largest_difference": max(differences), "left_over": sorted(left_over)}
 
 
-def own_memory() -> int:
-    """Bytes of this process that are no pages of a file, here or swapped out.
-
-    Counted page by page: the sums in /proc/self/status are rough, and lower where the system is short of memory.
-    """
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Anonymous:", "Swap:")))
-
-
-def settled_memory() -> int:
-    """Own memory without what is free already, which would otherwise go back to the system at a moment of its own."""
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)
-    return own_memory()
-
-
-def memory_of_loading(path: str) -> dict[str, float]:
-    before, seen, ended = settled_memory(), [], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(0.002):
-            seen.append(own_memory())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    states = load_partitioned(path, torch.float32, "sdpa")
-    ended.set()
-    watcher.join()
-    whole = sum(parameter.ds_numel for parameter in states.target.parameters()) * 4
-    return {"whole": whole, "highest": max(seen) - before, "held": settled_memory() - before}
-
-
 def main() -> None:
     ranks = find_ranks()
     boot(ranks, 5)
     torch.set_num_threads(1)
     out, *paths = sys.argv[1:]
-    if paths[0] == "--memory":
-        results = [memory_of_loading(paths[1])]
-    else:
-        results = [compare(path, loss) for path, loss in zip(paths, ("soft", "hard", "soft"), strict=True)]
+    results = [compare(path, loss) for path, loss in zip(paths, ("soft", "hard", "soft"), strict=True)]
     Path(out, f"{ranks.rank}.json").write_text(json.dumps(results))
     end_at_once(0)
 

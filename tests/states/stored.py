@@ -1,5 +1,6 @@
 """States of tiny targets stored in this process."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,8 +15,8 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.build import build
-from longspec.states.compute import Computation, StatesJob, open_job
-from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.compute import Computation
+from longspec.states.declaration import RowSource
 from longspec.states.stored_states import merge, rows_of_shard
 from tests.jobs import DFLASH, EAGLE3, RECIPE
 
@@ -28,6 +29,16 @@ DFLASH_OFFLINE = [*DFLASH, "recipe.states.source=offline", "recipe.method.layers
 @cache
 def _composed(overrides: tuple[str, ...]) -> Any:
     return compose("train", list(overrides))
+
+
+class Counted(Computation):
+    """Counts the forwards of the target."""
+
+    batches = 0
+
+    def of(self, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+        self.batches += 1
+        return super().of(numbers)
 
 
 @dataclass
@@ -47,25 +58,20 @@ class Stored:
 
     def source(self, *, held_out: bool = False) -> RowSource:
         packed = PackedRows(self.data)
-        if held_out:
-            return HeldOutSource(packed, held_out_rows(packed, self.config.runtime.held_out_rows))
-        return TrainingRows(packed)
+        return RowSource(packed, held_out_rows(packed, self.config.runtime.held_out_rows) if held_out else None)
 
-    def job(self, source: RowSource) -> StatesJob:
+    def computation(self, source: RowSource) -> Computation:
         config = self.config
-        return open_job(config.recipe, config.runtime, self.target, source, self.vocabulary, torch.device("cpu"))
-
-    def computation(self, job: StatesJob) -> Computation:
-        computation = Computation(job, ONE)
-        computation.states.register_forward_hook(lambda *_: setattr(self, "batches", self.batches + 1))
-        return computation
+        return Counted(config.recipe, config.runtime, self.target, source, self.vocabulary, ONE, torch.device("cpu"))
 
     def build(self, shard: int = 0, num_shards: int = 1, *, held_out: bool = False) -> Path:
         source = self.source(held_out=held_out)
-        job, out = self.job(source), self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
-        rows = rows_of_shard(len(source), shard, num_shards)
+        out = self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
+        computation = self.computation(source)
         more = {"shard": shard, "num_shards": num_shards, "command": f"build --shard {shard}"}
-        return build(out, source, job.declaration, rows, lambda: self.computation(job), job.runtime.micro_batch, ONE, more)
+        path = build(out, computation, rows_of_shard(len(source), shard, num_shards), more)
+        self.batches += computation.batches
+        return path
 
     def manifest(self, num_shards: int = 1) -> Path:
         paths = [self.build(shard, num_shards) for shard in range(num_shards)]

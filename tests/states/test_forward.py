@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.trainer import Glide
 from longspec.states import forward
-from longspec.states.tensors import final_hidden_states, hidden_states, keys_and_values
 from tests.targets import SHAPES, VOCABULARY
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -108,19 +107,6 @@ def test_embeddings_and_rotations_come_with_all_names_and_none(any_target_path: 
             assert torch.equal(found[name], tensor)
 
 
-def test_the_shapes_of_one_token_are_told_from_the_configuration_alone(any_target_path: str) -> None:
-    glide = load(any_target_path)
-    tensors = [final_hidden_states(glide.config)]
-    for layer in LAYERS:
-        tensors += [*keys_and_values(glide.config, layer), hidden_states(glide.config, layer)]
-    assert sorted(tensor.name for tensor in tensors) == sorted(EVERY_NAME)
-    found = glide.states(torch.zeros(2, 3, dtype=torch.int64), torch.arange(3).expand(2, 3), None, EVERY_NAME)
-    for tensor in tensors:
-        of_one_token = found[tensor.name][0, ..., 0, :]
-        assert tuple(of_one_token.shape) == tensor.token_shape
-        assert tensor.elements == of_one_token.numel()
-
-
 class Counted:
     """Counts the calls of the head and of each layer's MLP, and the attention products of each layer."""
 
@@ -174,27 +160,6 @@ def test_the_forward_ends_with_the_deepest_tensor(
     chunks = 1 if chunk is None else 4
     assert counted.calls == {f"{part} {layer}": chunks for layer in range(whole_layers) for part in ("attention", "mlp")}
     assert list(glide.model.layers) == layers
-
-
-@pytest.mark.parametrize("name", ["hidden.0", "keys.1"])
-def test_the_layers_and_their_hooks_are_put_back_after_an_error(target_path: str, name: str) -> None:
-    glide = load(target_path)
-    layers = list(glide.model.layers)
-    glide.model.rotary_emb.register_forward_hook(lambda *_: 1 / 0 if glide.model.layers is not whole else None)
-    whole = glide.model.layers
-    ids_BS = torch.zeros(1, 4, dtype=torch.int64)
-    with pytest.raises(ZeroDivisionError):
-        glide.states(ids_BS, torch.arange(4)[None], None, [name])
-    assert list(glide.model.layers) == layers
-    assert not any(module._forward_pre_hooks for module in (*layers, glide.model.norm))
-
-
-@pytest.mark.parametrize("name", ["keys.2", "hidden.x", ""])
-def test_names_that_the_target_has_no_tensor_of_are_refused(target_path: str, name: str) -> None:
-    ids_BS = torch.zeros(1, 4, dtype=torch.int64)
-    message = rf"^{name}: the target has no such tensor; it has final, and keys\.N, values\.N and hidden\.N of layers 0 to 1$"
-    with pytest.raises(ValueError, match=message):
-        load(target_path).states(ids_BS, torch.arange(4)[None], None, ["final", name])
 
 
 def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(target_path: str) -> None:

@@ -74,7 +74,7 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
 
 
 def declared(stored: Stored) -> dict[str, Any]:
-    return stored.job(stored.source()).declaration.plain()
+    return stored.computation(stored.source()).declaration.plain()
 
 
 @pytest.mark.parametrize("method", MAKE)
@@ -164,7 +164,7 @@ def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources
     source = stored.source(held_out=True)
     method_object, settings = method_of(stored.config.recipe)
     for row in range(len(source)):
-        ids = source.batch([row]).input_ids_BS
+        ids = source.batch([row])[0]
         asked = {"labels": ids, "row_numbers": torch.tensor([held_out_number(row)]), **method_object.each_step(settings)}
         wanted, found = with_target(ids, **asked), from_files(ids, **asked)
         assert torch.equal(wanted.agreement, found.agreement)
@@ -184,20 +184,6 @@ def test_every_family_without_its_layers(any_target_path: str) -> None:
     assert torch.equal(without.model.norm.weight, whole.model.norm.weight)
     held = {name for name, _ in without.named_parameters()}
     assert held | {"lm_head.weight"} == {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"}
-
-
-def test_states_that_are_read_ahead_are_the_same(tmp_path: Path, sources: Sources) -> None:
-    stored = sources.glide(tmp_path)
-    states = offline(stored).states
-    names = [tensor.name for tensor in states.rows.declaration.tensors]
-    batch = stored.source().batch([3, 1])
-    arguments = (batch.input_ids_BS, batch.position_ids_BS, batch.document_ids_BS, names, torch.tensor([3, 1]))
-    without = states(*arguments)
-    for _ in range(2):
-        states.prefetch([3, 1])
-    ahead = states(*arguments)
-    assert without.keys() == ahead.keys()
-    assert all(torch.equal(without[name], ahead[name]) for name in names)
 
 
 def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
@@ -221,15 +207,3 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     content = read_draft_vocabulary(sources.vocabulary)
     replace(content, ids=tuple(range(40))).write(other.vocabulary)
     assert [line.split(":")[0] for line in differences(declared(eagle3), declared(other))] == ["vocabulary"]
-
-
-def test_rows_of_several_sources_are_read_as_numbered_through(sources: Sources, tmp_path: Path) -> None:
-    """Also those of a source whose rows are partly left out."""
-    stored = sources.glide(tmp_path)
-    one, other = StoredRows.open(stored.manifest()), StoredRows.open(stored.manifest(3))
-    other.shards[1].content["left_out"] = {str(other.shards[1].rows[0]): "why"}
-    count, place = one.declaration.num_rows, len(other.shards[0].rows)
-    joint = StoredRows([*one.shards, *other.shards])
-    assert joint.left_out == {count + place: "why"}
-    found, wanted = joint.read([count + 1, 3, count + place], pinned=False), one.read([1, 3, place], pinned=False)
-    assert all(torch.equal(found[name].view(torch.uint8), tensor.view(torch.uint8)) for name, tensor in wanted.items())

@@ -6,10 +6,9 @@ import math
 import pytest
 import torch
 
-from longspec.config import Recipe, compose
 from longspec.distributed import share_global_batch, sharing_ranks
 from longspec.models.target import resolve_dtype
-from longspec.train.engine import deepspeed_config, learning_rate_factor, scheduler_factory
+from longspec.train.engine import learning_rate_factor
 
 
 def test_shares_of_the_global_batch() -> None:
@@ -39,35 +38,6 @@ def test_a_linear_schedule_falls_by_the_same_in_every_step() -> None:
     factors = [learning_rate_factor(step, 100, 10, "linear") for step in range(10, 101)]
     assert (factors[0], factors[-1]) == (1.0, pytest.approx(1e-4))
     assert [left - right for left, right in itertools.pairwise(factors)] == pytest.approx([(1 - 1e-4) / 90] * 90)
-
-
-def test_the_scheduler_applies_it() -> None:
-    recipe = Recipe()
-    recipe.optimizer.lr, recipe.optimizer.warmup_ratio = 0.5, 0.2
-    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=recipe.optimizer.lr)
-    scheduler = scheduler_factory(recipe, 10)(optimizer)
-    rates = []
-    for _ in range(3):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    assert rates == pytest.approx([0.25, 0.5, 0.5])
-
-
-@pytest.mark.parametrize(
-    ("stage", "offload", "dtype", "accumulated_in"),
-    [(0, "none", torch.bfloat16, None), (1, "cpu", torch.float32, None), (3, "nvme", torch.bfloat16, "fp32")],
-)
-def test_sharding_reaches_deepspeed(stage: int, offload: str, dtype: torch.dtype, accumulated_in: str | None) -> None:
-    sharding = [f"zero_stage={stage}", f"offload_optimizer={offload}", *(["nvme_path=/nvme"] if offload == "nvme" else [])]
-    config = compose("train", ["run=demo", *(f"runtime.deepspeed.{override}" for override in sharding)])
-    passed = deepspeed_config(config.recipe, config.runtime, 2, 3, dtype, 1000)
-    found = passed["zero_optimization"].get("offload_optimizer", {})
-    assert (found.get("device", "none"), found.get("nvme_path")) == (offload, "/nvme" if offload == "nvme" else None)
-    assert passed["data_types"].get("grad_accum_dtype") == accumulated_in
-    assert passed["bf16"]["enabled"] is (dtype is torch.bfloat16)
-    assert passed["zero_optimization"]["reduce_bucket_size"] == 1000
-    assert (passed["train_micro_batch_size_per_gpu"], passed["gradient_accumulation_steps"]) == (2, 3)
 
 
 @pytest.mark.parametrize(

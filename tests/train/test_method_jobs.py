@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from longspec.atomic_files import read_json, write_json
-from longspec.draft_vocabulary import DraftVocabulary
 from tests.corpus import Corpus, sentences
 from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
-from tests.states.test_partitioned import WIDE, save
+from tests.states.stored import save_target, save_vocabulary
+from tests.states.test_partitioned import WIDE
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
 
@@ -22,20 +21,16 @@ PROPOSED = 40
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """The manifest of a target of three layers, so wide that DeepSpeed spreads it and its draft over the ranks."""
-    folder = tmp_path_factory.mktemp("wide")
     config = Qwen2Config(vocab_size=corpus.build.vocabulary, **WIDE | {"num_hidden_layers": 3})
-    write_json(folder / "target.json", {"path": save(config, folder / "target"), "source": "test", "files": {}})
-    return folder / "target.json"
+    return save_target(tmp_path_factory.mktemp("wide"), config)
 
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """Tokens that the corpus has many of, and some that it has not."""
-    path = tmp_path_factory.mktemp("vocabulary") / "draft_vocabulary_40.json"
     size = corpus.build.vocabulary
     ids = tuple(range(size // 2 - PROPOSED // 2, size // 2 + PROPOSED // 2))
-    DraftVocabulary(ids, size, read_json(corpus.packed)["tokenizer"], {"all": 1.0}).write(path)
-    return path
+    return save_vocabulary(tmp_path_factory.mktemp("vocabulary"), corpus.packed, ids, size)
 
 
 @pytest.fixture(scope="module")

@@ -59,23 +59,6 @@ def test_each_parameter_is_stepped_by_torchs_own_optimizer() -> None:
     assert all({*state} == {"step", "exp_avg", "exp_avg_sq"} and state["step"] == STEPS for state in own.state.values())
 
 
-def test_what_it_remembers_is_in_its_state() -> None:
-    """Its tensors copied into another optimizer's, as a checkpoint is read, go on bit by bit."""
-    torch.manual_seed(0)
-    straight = Draft()
-    optimizer = muon(straight)
-    for seed in range(STEPS):
-        step(straight, [optimizer], seed)
-    resumed = deepcopy(straight)
-    again = muon(resumed)
-    for before, after in zip(straight.parameters(), resumed.parameters(), strict=True):
-        again.state[after] = {name: tensor.clone() for name, tensor in optimizer.state[before].items()}
-    for seed in range(STEPS, 2 * STEPS):
-        step(straight, [optimizer], seed)
-        step(resumed, [again], seed)
-    assert all(torch.equal(one, other) for one, other in zip(straight.parameters(), resumed.parameters(), strict=True))
-
-
 def test_sharded_matrices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^recipe\.optimizer\.name: muon .* runtime\.deepspeed\.zero_stage"):
         compose("train", ["run=demo", "deepspeed=zero1", "recipe.optimizer.name=muon"])

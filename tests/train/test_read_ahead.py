@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,25 +80,6 @@ def test_an_error_of_the_thread_is_raised_by_the_batch_that_it_befell() -> None:
         reader.take()
     assert held.reads == [0, 1]
     assert not threads()
-
-
-def test_batches_are_those_of_a_reader_without_a_thread(corpus: Corpus) -> None:
-    """Of a rank of two, in the midst; the row numbers stay on the host as they are."""
-    recipe = compose("train", RECIPE).recipe
-    rows = TrainedRows(PackedRows(corpus.packed))
-    batches = StepBatches(rows, recipe, 1, Ranks(1, 1, 2), 400)
-    steps = range(5, 8)
-    wanted = [batches.load(step, numbers) for step in steps for numbers in batches.micro_batches(step)]
-    with ReadAhead(batches, SimpleNamespace(prefetch=lambda _: None), steps, CPU) as reader:
-        found = [reader.take() for _ in wanted]
-    assert len(found) == 6
-    for one, other in zip(wanted, found, strict=True):
-        assert one.draws.keys() == other.draws.keys() == {"lag"}
-        assert torch.equal(one.draws["lag"], other.draws["lag"])
-        left, right = one.arguments, other.arguments
-        for name in ("input_ids", "labels", "position_ids", "row_numbers"):
-            assert torch.equal(left[name], right[name])
-        assert (left["document_ids"] is None) == (right["document_ids"] is None)
 
 
 @pytest.mark.gpu

@@ -54,7 +54,7 @@ def options(corpus: Corpus, out: Path, *more: str) -> list[str]:
 def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus, earlier: Path, tmp_path: Path) -> None:
     """By both doors; what a refusal advises works."""
     job = read_job(options(corpus, tmp_path), ONE)
-    told = r"--replay: recipe\.data\.replay names base; give --replay base=PATH, the manifest\.json of its rows"
+    told = r"--replay: recipe\.data\.replay names base, given is nothing; give --replay STAGE=PATH for each, the manifest\.json"
     with pytest.raises(ValueError, match=told):
         open_rows(job)
     by_name = read_job(options(corpus, tmp_path, f"+files.replay.base={earlier}"), ONE)
@@ -66,7 +66,7 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     assert list(rows.replayed) == ["base"]
     assert len(rows) == len(PackedRows(corpus.packed)) + len(PackedRows(earlier))
     other = read_job([*files, "--replay", f"base={earlier}", f"long={earlier}"], ONE)
-    with pytest.raises(ValueError, match=re.escape(f"--replay: long={earlier}: recipe.data.replay does not name long")):
+    with pytest.raises(ValueError, match=re.escape("--replay: recipe.data.replay names base, given is base, long; give")):
         open_rows(other)
     mixed = options(corpus, tmp_path, MIX, f"files.data=[{earlier},{corpus.packed}]", f"+files.replay.base={earlier}")
     told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"

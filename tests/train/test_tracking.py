@@ -146,9 +146,6 @@ class Standin:
             raise ConnectionError("no route to host")
         self.sent.append(step)
 
-    def replayed(self) -> None:
-        pass
-
     def finish(self, *, failed: bool) -> None:
         self.finished.append(failed)
 

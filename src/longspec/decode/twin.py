@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from longspec.models.target import draft_device
-from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, check_names, layer_of, layers_of
+from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, layer_of, layers_of
 
 
 def twin_with(model: Any, attention: str) -> Any:
@@ -59,13 +59,9 @@ def _rebound(value: Any, twins: dict[int, Any]) -> Any:
 
 
 class ReadTarget:
-    """A target with some attention, and the hidden states [B, S, H] of its last forward, by name.
-
-    Raises ValueError for a name that the target has no tensor of.
-    """
+    """A target with some attention, and the hidden states [B, S, H] of its last forward, by name."""
 
     def __init__(self, target: Any, attention: str, reads: tuple[str, ...]) -> None:
-        check_names(reads, target.config.num_hidden_layers)
         self.model, self.hidden = twin_with(target, attention), dict[str, Tensor]()
         self._device = draft_device(target)
         self._names = [name for name in reads if name == FINAL or name.startswith(HIDDEN)]

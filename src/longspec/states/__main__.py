@@ -7,7 +7,6 @@ import argparse
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
@@ -16,8 +15,8 @@ from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
 from longspec.shown import add_verb, one_line
 from longspec.states.build import build
-from longspec.states.compute import Computation, open_job
-from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows
+from longspec.states.compute import Computation
+from longspec.states.declaration import RowSource
 from longspec.states.stored_states import MANIFEST, merge, rows_of_shard
 
 
@@ -50,14 +49,11 @@ def build_shard(options: argparse.Namespace) -> None:
 
         device = boot(ranks, runtime.timeout_minutes)
     packed = PackedRows(options.data)
-    source: RowSource = TrainingRows(packed)
-    if options.held_out:
-        source = HeldOutSource(packed, held_out_rows(packed, runtime.held_out_rows))
+    source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
     rows = rows_of_shard(len(source), options.shard, options.num_shards)
-    job = open_job(recipe, runtime, options.target, source, options.vocabulary, device)
-    more: dict[str, Any] = {"shard": options.shard, "num_shards": options.num_shards}
-    more |= {"command": shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])}
-    path = build(options.out, source, job.declaration, rows, lambda: Computation(job, ranks), runtime.micro_batch, ranks, more)
+    computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
+    command = shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])
+    path = build(options.out, computation, rows, {"shard": options.shard, "num_shards": options.num_shards, "command": command})
     if options.held_out and ranks.is_main:
         merge([path], path.with_name(MANIFEST))
     log(f"done: {path}", ranks)
@@ -69,7 +65,7 @@ def main() -> None:
     try:
         if options.verb == "merge":
             content = merge(options.shards, options.out)
-            log(f"{options.out}: {content['bytes']} bytes, {len(content['left_out'])} rows left out")
+            log(f"{options.out}: {content['bytes']} bytes")
         else:
             build_shard(options)
     except (*ConfigError, OSError) as error:

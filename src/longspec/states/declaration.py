@@ -25,67 +25,44 @@ from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
-SIZES = {"F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4, "I32": 4}  # bytes of an element
+DTYPES = {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "I32": torch.int32,
+}
 SCALE = ".scale"
 # Of TOP, in its order. float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
 TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
-
-
-@dataclass(frozen=True)
-class RowBatch:
-    """Hold what the target is asked with, int64 [B, S] each; document_ids_BS None: each row is one text."""
-
-    input_ids_BS: Tensor
-    position_ids_BS: Tensor
-    document_ids_BS: Tensor | None
 
 
 def _stacked(arrays: list[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.stack(arrays).astype(np.int64))
 
 
-class TrainingRows:
-    """The rows that a stage trains on, by their numbers from 0. hash: of all that the rows are."""
+class RowSource:
+    """Rows by their numbers from 0: those that a stage trains on, or `held_out` ones. hash: of all that the rows are."""
 
-    held_out = False
-
-    def __init__(self, packed: PackedRows) -> None:
-        self.packed, self.hash, self.sequence_length = packed, packed.data_hash, packed.sequence_length
-        self.tokenizer = packed.manifest["tokenizer"]
+    def __init__(self, packed: PackedRows, held_out: Sequence[HeldOutRow] | None = None) -> None:
+        self.packed, self.held_out = packed, held_out
+        self.sequence_length, self.tokenizer = packed.sequence_length, packed.manifest["tokenizer"]
+        ids = b"".join(row.input_ids_S.astype(np.int64).tobytes() for row in held_out or ())
+        self.hash = packed.data_hash if held_out is None else hashlib.sha256(ids).hexdigest()
 
     def __len__(self) -> int:
-        return len(self.packed)
+        return len(self.packed if self.held_out is None else self.held_out)
 
-    def batch(self, numbers: Sequence[int]) -> RowBatch:
-        """Return some rows with plain positions, as training hands them to the target."""
+    def batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return what the target is asked with, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
+        if self.held_out is not None:
+            ids_BS = _stacked([self.held_out[number].input_ids_S for number in numbers])
+            return ids_BS, torch.arange(self.sequence_length).expand_as(ids_BS), None
         rows = [self.packed[number] for number in numbers]
-        documents_BS = _stacked([row.document_ids_S for row in rows])
-        several = bool((documents_BS > 0).any())
-        input_ids_BS = _stacked([row.input_ids_S for row in rows])
-        position_ids_BS = _stacked([row.position_ids_S for row in rows])
-        return RowBatch(input_ids_BS, position_ids_BS, documents_BS if several else None)
-
-
-class HeldOutSource:
-    """The held-out rows that acceptance is estimated on while a stage trains; a face like that of TrainingRows."""
-
-    held_out = True
-
-    def __init__(self, packed: PackedRows, rows: Sequence[HeldOutRow]) -> None:
-        self.rows, self.sequence_length, self.tokenizer = rows, packed.sequence_length, packed.manifest["tokenizer"]
-        self.hash = hashlib.sha256(b"".join(row.input_ids_S.astype(np.int64).tobytes() for row in rows)).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def batch(self, numbers: Sequence[int]) -> RowBatch:
-        """Return some rows, as the estimate hands them to the target."""
-        input_ids_BS = _stacked([self.rows[number].input_ids_S for number in numbers])
-        positions_BS = torch.arange(self.sequence_length).expand_as(input_ids_BS)
-        return RowBatch(input_ids_BS, positions_BS, None)
-
-
-RowSource = TrainingRows | HeldOutSource
+        ids_BS, positions_BS, documents_BS = (
+            _stacked([getattr(row, name) for row in rows]) for name in ("input_ids_S", "position_ids_S", "document_ids_S")
+        )
+        return ids_BS, positions_BS, documents_BS if bool((documents_BS > 0).any()) else None
 
 
 @dataclass(frozen=True)
@@ -120,7 +97,7 @@ def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) 
 
 def bytes_a_token(tensors: Sequence[StoredTensor]) -> int:
     """Return the bytes of one token in the files, whose headers come to far below a thousandth."""
-    return sum(SIZES[tensor.dtype] * prod(tensor.token_shape) for tensor in tensors)
+    return sum(DTYPES[tensor.dtype].itemsize * prod(tensor.token_shape) for tensor in tensors)
 
 
 @dataclass(frozen=True)
@@ -183,12 +160,10 @@ def declare(
     """Return the declaration of a recipe's states; config: of the target; dtype: torch's, in which the target runs.
 
     Hard labels want no final hidden states, so that the target's own loss is measured on held-out rows alone. Raises ValueError
-    for a recipe.states.top_k that this draft or target has not.
+    for a recipe.states.top_k above the target's tokens.
     """
     states, (method, settings) = recipe.states, method_of(recipe, vocabulary)
     learnt, top_k = method.learnt(settings), states.top_k
-    if top_k is not None and learnt is None:
-        raise ValueError(f"recipe.states.top_k: {top_k}: {method.name} learns no distribution alone; set it to null")
     if top_k is not None and top_k > config.vocab_size:
         raise ValueError(f"recipe.states.top_k: {top_k}: the target has {config.vocab_size} tokens; give as many or fewer")
     of_top = None if top_k is None else learnt
@@ -199,7 +174,7 @@ def declare(
         num_rows=len(rows),
         sequence_length=rows.sequence_length,
         computed_in=str(dtype),
-        tensors=stored_tensors(method.reads(config, settings, with_llm_loss=rows.held_out), states.dtype, top_k),
+        tensors=stored_tensors(method.reads(config, settings, with_llm_loss=rows.held_out is not None), states.dtype, top_k),
         temperature=None if of_top is None else of_top.temperature,
         vocabulary=None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
     )

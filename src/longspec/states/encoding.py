@@ -8,7 +8,7 @@ V the tokens that the distributions are over, k likeliest of them.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,16 +16,9 @@ from torch import Tensor
 
 from longspec.methods.contract import Distribution
 from longspec.models import losses
-from longspec.states.declaration import SCALE, StoredTensor
+from longspec.states.declaration import DTYPES, SCALE, StoredTensor
 from longspec.states.tensors import FINAL, KEYS, TOP, VALUES
 
-DTYPES = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "I32": torch.int32,
-}
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 
@@ -64,8 +57,7 @@ def decode(encoded: dict[str, Tensor], tensors: Sequence[StoredTensor], dtype: t
     return found
 
 
-@dataclass(frozen=True)
-class TopTokens:
+class TopTokens(NamedTuple):
     """The k likeliest tokens [N, k] of the target's distributions, likeliest first, in the target's numbers; and what else
     is learnt or measured of the distributions.
 
@@ -89,13 +81,9 @@ def top_k_of(
 
     hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
     tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
-    Raises ValueError for a k above the vocabulary.
     """
-    vocabulary = len(weight_TH) if ids_V is None else len(ids_V)
-    if not 0 < k <= vocabulary:
-        raise ValueError(f"top_k: must be 1 to {vocabulary}, the tokens of the distribution, is {k}")
     chunk = losses.chunk_tokens(len(weight_TH), hidden_NH.device)
-    parts: list[tuple[Tensor, ...]] = []
+    parts = []
     for start in range(0, max(1, len(hidden_NH)), chunk):
         part = slice(start, start + chunk)
         logits_CT = F.linear(hidden_NH[part], weight_TH).float()
@@ -123,6 +111,4 @@ def with_top_tokens(
     final_BSH = found[FINAL]
     next_N = input_ids_BS.roll(-1, dims=1).flatten()
     top = top_k_of(final_BSH.flatten(0, 1), head_weight, top_k, ids_V, learnt.temperature, next_N)
-    parts = (top.tokens_Nk, top.log_probs_Nk, top.log_sum_exp_N, top.best_N, top.next_log_prob_N)
-    shape = final_BSH.shape[:2]
-    return found | {name: part.unflatten(0, shape) for name, part in zip(TOP, parts, strict=True)}
+    return found | {name: part.unflatten(0, final_BSH.shape[:2]) for name, part in zip(TOP, top, strict=True)}

@@ -25,7 +25,7 @@ from longspec.models.target import (
     splits_heads,
     whole,
 )
-from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, check_names, layer_of, layers_of
+from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, layer_of, layers_of
 
 Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
 
@@ -239,13 +239,11 @@ class TargetStates(FrozenTarget):
     ) -> dict[str, Tensor]:
         """Embeddings and rotations, and the tensors of these names; the target runs as far as they need.
 
-        They are constants to a gradient. row_numbers_B: by which stored states are found; a forward needs none. Raises
-        ValueError for a name that the target has no tensor of.
+        They are constants to a gradient. row_numbers_B: by which stored states are found; a forward needs none.
 
         The ranks that hold a target together call it at once, each with rows of its own, of one shape. One rank's rows run
         after another's: what lives at once is that of one rank's rows, however many ranks there are.
         """
-        check_names(names, self.config.num_hidden_layers)
         group, own = group_of(self.target), {}
         if group is None:
             return self._states_of(input_ids_BS, position_ids_BS, document_ids_BS, names)

@@ -1,7 +1,7 @@
 """Stored states on the disk, the manifests that prove them, and the target as its draft sees it when they are read back.
 
 shard.json      {"declaration", "hash", "shard", "num_shards", "first", "rows", "part_rows", "files": {part: {"bytes",
-                "sha256"}}, "left_out": {row: reason}, "bytes", "command"}; written last
+                "sha256"}}, "left_out": {}, "bytes", "command"}; written last
 manifest.json   {"declaration", "hash", "files": {shard.json of each shard: {"bytes", "sha256"}}, "left_out", "bytes"}
 contents.json   {"hash", "left_out"}: all of it that decides what is trained; built again by other machines it is the same
 
@@ -41,6 +41,11 @@ def rows_of_shard(num_rows: int, shard: int, num_shards: int) -> range:
     return range(shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards)
 
 
+def parts_of(rows: range, size: int) -> list[range]:
+    """Return the rows of each file of a shard."""
+    return [rows[start : start + size] for start in range(0, len(rows), size)]
+
+
 def part_name(rows: range) -> str:
     """Return the name of the file that holds these rows."""
     return f"rows-{rows.start:06d}-{rows.stop - 1:06d}.safetensors"
@@ -53,6 +58,7 @@ class Shard:
     path: Path  # of shard.json
     content: dict[str, Any]
     declaration: Declaration
+    rows: range  # the numbers of its rows
 
     @classmethod
     def read(cls, path: Path) -> "Shard":
@@ -61,40 +67,10 @@ class Shard:
         advice = f"build it again: {content.get('command', 'python -m longspec.states build')}"
         if {"declaration", "hash", "first", "rows", "part_rows", "files", "left_out", "command"} - content.keys():
             raise ValueError(f"{path}: holds no shard of this version's stored states; {advice}")
-        return cls(path, content, Declaration.of_plain(content["declaration"]))
-
-    @property
-    def rows(self) -> range:
-        """The numbers of its rows."""
-        return range(self.content["first"], self.content["first"] + self.content["rows"])
-
-    def part_of(self, place: int) -> tuple[Path, int]:
-        """Return the file of a row, by its place in the shard, and its place in the file."""
-        size = self.content["part_rows"]
-        part = self.rows[place - place % size :][:size]
-        return self.path.with_name(part_name(part)), place % size
-
-
-def read_shards(path: Path) -> list[Shard]:
-    """Read the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
-
-    Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
-    """
-    content = read_json_object(path)
-    paths = [path]
-    if "first" not in content:
-        if not isinstance(content.get("files"), dict):
-            raise ValueError(
-                f"{path}: holds no stored states of this version; remove {path.parent}, and build them: the same snakemake "
-                "command does, or python -m longspec.states build and merge"
-            )
-        check_files(path.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
-        paths = [path.parent / name for name in content["files"]]
-    shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
-    for shard in shards:
-        advice = f"build it again, which computes what is damaged: {shard.content['command']}"
-        check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
-    return shards
+        if content["left_out"]:  # an earlier version has stored zeros for them
+            raise ValueError(f"{path}: rows {', '.join(content['left_out'])} are not finite; {advice}")
+        rows = range(content["first"], content["first"] + content["rows"])
+        return cls(path, content, Declaration.of_plain(content["declaration"]), rows)
 
 
 def merge(paths: list[Path], out: Path) -> dict[str, Any]:
@@ -111,11 +87,11 @@ def merge(paths: list[Path], out: Path) -> dict[str, Any]:
         "declaration": first.declaration.plain(),
         "hash": first.declaration.hash,
         "files": describe_files(out.parent, [os.path.relpath(shard.path, out.parent) for shard in shards]),
-        "left_out": {row: reason for shard in shards for row, reason in shard.content["left_out"].items()},
+        "left_out": {},
         "bytes": sum(shard.content["bytes"] for shard in shards),
     }
     write_json(out, content)
-    write_json(out.with_name(CONTENTS), {"hash": content["hash"], "left_out": content["left_out"]})
+    write_json(out.with_name(CONTENTS), {name: content[name] for name in ("hash", "left_out")})
     return content
 
 
@@ -128,18 +104,34 @@ class StoredRows:
     def __init__(self, shards: Sequence[Shard]) -> None:
         self.shards, self.declaration = shards, shards[0].declaration
         assert all(shard.declaration.tensors == self.declaration.tensors for shard in shards)
-        self._firsts = list(accumulate((len(shard.rows) for shard in shards), initial=0))
-        self.left_out = {
-            first + int(row) - shard.rows.start: str(why)
-            for first, shard in zip(self._firsts, shards, strict=False)
-            for row, why in shard.content["left_out"].items()
+        parts = {
+            shard.path.with_name(part_name(rows)): len(rows)
+            for shard in shards
+            for rows in parts_of(shard.rows, shard.content["part_rows"])
         }
+        self._paths, self._firsts = list(parts), list(accumulate(parts.values(), initial=0))
         self._opened = lru_cache(maxsize=OPEN_PARTS)(lambda path: safe_open(path, framework="pt"))
 
     @classmethod
     def open(cls, manifest: Path) -> "StoredRows":
-        """Open a manifest.json or a shard.json. Raises ValueError as read_shards."""
-        return cls(read_shards(manifest))
+        """Open the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
+
+        Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
+        """
+        content, paths = read_json_object(manifest), [manifest]
+        if "first" not in content:
+            if not isinstance(content.get("files"), dict):
+                raise ValueError(
+                    f"{manifest}: holds no stored states of this version; remove {manifest.parent}, and build them: the same "
+                    "snakemake command does, or python -m longspec.states build and merge"
+                )
+            check_files(manifest.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
+            paths = [manifest.parent / name for name in content["files"]]
+        shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
+        for shard in shards:
+            advice = f"build it again, which computes what is damaged: {shard.content['command']}"
+            check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
+        return cls(shards)
 
     def check_same(self, wanted: Declaration) -> None:
         """Raise ValueError that names how these differ from the states that a training job wants."""
@@ -151,16 +143,15 @@ class StoredRows:
             )
 
     def read(self, rows: Sequence[int], *, pinned: bool) -> dict[str, Tensor]:
-        """Read the stored tensors of some rows, [B, S, ...] on the host; zeros for rows that were left out."""
+        """Read the stored tensors of some rows, [B, S, ...] on the host."""
         found = [self._row(row) for row in rows]
         joined = {tensor.name: torch.stack([each[tensor.name] for each in found]) for tensor in self.declaration.tensors}
         return {name: tensor.pin_memory() for name, tensor in joined.items()} if pinned else joined
 
     def _row(self, row: int) -> dict[str, Tensor]:
         number = bisect_right(self._firsts, row) - 1
-        path, place = self.shards[number].part_of(row - self._firsts[number])
-        file = self._opened(path)
-        return {tensor.name: file.get_slice(tensor.name)[place] for tensor in self.declaration.tensors}
+        file = self._opened(self._paths[number])
+        return {tensor.name: file.get_slice(tensor.name)[row - self._firsts[number]] for tensor in self.declaration.tensors}
 
 
 def held_out_number(row: int) -> int:
@@ -181,8 +172,7 @@ def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
 class StoredStates(FrozenTarget):
     """Stored states of training rows, and of held-out ones under their own numbers; a face like forward.TargetStates.
 
-    config: of the whole target; attention: the draft's backend. Rows that were left out have states of zeros, and must have no
-    labels.
+    config: of the whole target; attention: the draft's backend.
     """
 
     def __init__(

@@ -77,18 +77,6 @@ def layer_of(name: str) -> int:
     return int(name.partition(".")[2])
 
 
-def check_names(names: Iterable[str], layers: int) -> None:
-    """Raise ValueError that names a tensor which a target of so many layers has not."""
-    for name in names:
-        kind, _, layer = name.partition(".")
-        known = name == FINAL or (f"{kind}." in (KEYS, VALUES, HIDDEN) and layer.isdigit() and int(layer) < layers)
-        if not known:
-            raise ValueError(
-                f"{name}: the target has no such tensor; it has {FINAL}, and {KEYS}N, {VALUES}N and {HIDDEN}N of layers 0 to "
-                f"{layers - 1}"
-            )
-
-
 def sparse_teacher(
     found: dict[str, Tensor], labelled: Callable[[Tensor], Tensor], ids_V: Tensor | None, *, with_loss: bool
 ) -> SparseTeacher | None:

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from tqdm import tqdm
 
 from longspec.atomic_files import checked_folder
-from longspec.config import OFFLINE, ConfigError, Runtime
+from longspec.config import ConfigError, Runtime
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
@@ -101,7 +101,6 @@ def train_step(
         "data_seconds": waited,
         **{name: int(count) for name, count in zip(counts, counted, strict=True)},
         **batches.labels_by_source(step),
-        **({"left_out_rows": batches.num_left_out(step)} if batches.recipe.states.source == OFFLINE else {}),
     }
 
 
@@ -145,10 +144,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         f"starting at step {step}",
         ranks,
     )
-    left_out = () if stored is None else stored.rows.left_out
-    if stored is not None and stored.held_out is not None:
-        held_out.left_out = stored.held_out.left_out
-    batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config), left_out)
+    batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
     metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)

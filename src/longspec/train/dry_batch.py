@@ -1,6 +1,5 @@
 """Measure what the estimate says of memory: the largest micro batch there can be, forward and backward, before step 1."""
 
-import os
 from typing import Any
 
 import torch
@@ -13,11 +12,9 @@ from longspec.train.estimate.memory import (
     GPU_OVERHEAD,
     OPTIMIZER,
     Setup,
-    estimate,
     gib,
     memory_of,
     out_of_memory,
-    peak,
     setup_of,
     table,
     training_state,
@@ -64,27 +61,10 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def host_shortage(setup: Setup) -> str:
-    """Return a warning where Slurm gives a job less of a node's memory than its ranks there need; empty elsewhere.
-
-    Slurm kills such a job, and neither the job nor torchrun can say why.
-    """
-    asked = int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20
-    needed = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) * peak(estimate(setup), on_host=setup.device.type == "cuda")
-    fix = "Slurm may kill it; raise node_mem of train in the profile, or keep less on the host (runtime.deepspeed)"
-    return (
-        f"the job asked for {gib(asked)} of each node, its ranks there need about {gib(needed)}: {fix}"
-        if 0 < asked < needed
-        else ""
-    )
-
-
 def check_memory(
     trainer: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
 ) -> None:
     """Show the estimate, then run the dry batch; every rank calls it. Raises ValueError that explains when it does not fit."""
     setup = setup_of(trainer.states.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
     log(f"memory of one rank, estimated; this device has {gib(memory_of(device))}:\n{table(setup)}", ranks)
-    if warning := host_shortage(setup):
-        log(f"WARNING {warning}", ranks)
     dry_batch(trainer, setup, with_llm_loss=measures_target(recipe, runtime))

@@ -4,7 +4,7 @@ Shapes: S tokens of a row.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any
@@ -29,7 +29,6 @@ class HeldOut:
 
     def __init__(self, own: Sequence[PackedRows], recipe: Recipe, runtime: Runtime, ranks: Ranks, steps: int) -> None:
         self.every, self.ranks, self.steps = runtime.held_out_every, ranks, steps
-        self.left_out: Collection[int] = ()  # rows without stored states
         method, settings = method_of(recipe)
         self.drafted, self.arguments = method.drafted_steps(settings), method.each_step(settings)
         self.of_each = [held_out_rows(rows, runtime.held_out_rows) for rows in own] if self.every else []
@@ -68,7 +67,7 @@ class HeldOut:
         row = self.rows[place]
         input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device)
         is_label_1S = torch.from_numpy(row.loss_mask_S)[None].to(engine.device)
-        if number >= len(self.rows) or place in self.left_out:
+        if number >= len(self.rows):
             is_label_1S = torch.zeros_like(is_label_1S)
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
         numbers_1 = torch.tensor([held_out_number(place)])

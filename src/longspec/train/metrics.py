@@ -89,7 +89,7 @@ class Meter:
         documents = flops.document_lengths(batches.rows, batches.row_numbers(step))
         of = (self.states.config, batches.method, batches.settings, row["tokens"], documents, batches.num_labels(step))
         measured = measures_target(batches.recipe, self.runtime)
-        operations = flops.operations(*of, batches.recipe.states, with_llm_loss=measured).total
+        operations = sum(flops.operations(*of, batches.recipe.states, with_llm_loss=measured))
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,

@@ -1,6 +1,6 @@
 """One rank's share of each optimizer step's global batch, as tensors; the next micro batch is read while one computes."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -57,18 +57,9 @@ class MicroBatch:
 class StepBatches:
     """Micro batches of this rank for any step, without a replay of the steps before."""
 
-    def __init__(
-        self,
-        rows: TrainedRows,
-        recipe: Recipe,
-        micro_batch: int,
-        ranks: Ranks,
-        target_positions: int,
-        left_out: Collection[int] = (),
-    ) -> None:
-        """left_out: rows without stored states, which keep their places in the global batches and have no labels."""
+    def __init__(self, rows: TrainedRows, recipe: Recipe, micro_batch: int, ranks: Ranks, target_positions: int) -> None:
         self.rows, self.recipe, self.micro_batch, self.ranks = rows, recipe, micro_batch, ranks
-        self.target_positions, self.left_out = target_positions, left_out
+        self.target_positions = target_positions
         self.schedule = rows.schedule(shares_of(recipe.data), recipe.global_batch, recipe.seed)
         self.method, self.settings = method_of(recipe)
 
@@ -76,22 +67,13 @@ class StepBatches:
         """Return row numbers of the whole global batch of 0-based `step`."""
         return self.schedule.batch(step)
 
-    def _trained(self, step: int) -> np.ndarray:
-        """Return those of the global batch that are not left out."""
-        numbers = self.row_numbers(step)
-        return numbers[[int(number) not in self.left_out for number in numbers]]
-
     def num_labels(self, step: int) -> int:
         """Count trained tokens of the whole global batch."""
-        return count_labels(self.rows.find, self._trained(step))
+        return count_labels(self.rows.find, self.row_numbers(step))
 
     def labels_by_source(self, step: int) -> dict[str, dict[str, int]]:
         """Count trained tokens of the whole global batch, as TrainedRows does, where they are of several sources."""
-        return self.rows.labels_by_source(self._trained(step))
-
-    def num_left_out(self, step: int) -> int:
-        """Count rows of the whole global batch that are left out."""
-        return self.recipe.global_batch - len(self._trained(step))
+        return self.rows.labels_by_source(self.row_numbers(step))
 
     def micro_batches(self, step: int) -> list[np.ndarray]:
         """Return row numbers of each of this rank's micro batches."""
@@ -110,10 +92,7 @@ class StepBatches:
 
         # Trailing padding needs no mask: causality hides it from every token before it.
         packed = any(row.document_ids_S.max() > 0 for row in rows)
-        labels = [
-            np.where((row.loss_mask_S > 0) & (number not in self.left_out), row.input_ids_S, NO_LABEL)
-            for number, row in zip(numbers, rows, strict=True)
-        ]
+        labels = [np.where(row.loss_mask_S > 0, row.input_ids_S, NO_LABEL) for row in rows]
         return MicroBatch(
             input_ids=tensor([row.input_ids_S for row in rows]),
             labels=tensor(labels),

@@ -3,9 +3,7 @@
 import faulthandler
 import json
 import math
-import os
 import signal
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,14 +20,12 @@ from longspec.train.stage_folder import NonRetryableError
 # wait for a busy rank may arrive in any order. Ranks tell each other the index of theirs.
 SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
 REASONS = ("", *(f"signal {number.name}" for number in SIGNALS), "deadline")
-# A terminal signals ranks and launcher at once, and launchers pass on to their ranks the signals they get.
-SAME_REQUEST = 10.0  # seconds; a machine under load is slow to pass it on
 # Ranks that wait for each other are late at the same moment; written at once their stacks would be one jumble.
 STAGGER = 1.0  # seconds between two ranks of a machine, few enough for torchrun, which kills the others after 30
 
 
 class Stop:
-    """Tells whether the job is to stop, agreed between the ranks; a second request by a signal ends this rank at once.
+    """Tells whether the job is to stop, agreed between the ranks.
 
     A micro batch, a save or another part that takes longer than `longest_part` seconds ends this rank, whatever it waits
     for, with the stacks of all its threads on stderr; its launcher then ends the others.
@@ -46,36 +42,16 @@ class Stop:
         self.reason = ""  # once all ranks have agreed
         self._longest_batch, self._longest_save = 0.0, 0.0  # seconds
         self._batch_began: float | None = None
-        self._received, self._received_at = 0, 0.0
-        self._listen()
+        self._received = 0  # the index of a reason
+        for number in SIGNALS:
+            signal.signal(number, self._receive)
 
     def begin_part(self) -> None:
         """Begin a part of the training that must not take longer than `longest_part` seconds; the part before has ended."""
         faulthandler.dump_traceback_later(self.longest_part, exit=True)
 
-    def _listen(self) -> None:
-        """Have a thread take the signals: Python's own handlers do not run while the main thread waits in a collective."""
-        reading, writing = os.pipe()
-        os.set_blocking(writing, False)
-        signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-        for number in SIGNALS:
-            signal.signal(number, lambda *_: None)  # only signals with a handler are written to the pipe
-
-        def listen() -> None:
-            while True:
-                for number in os.read(reading, 64):
-                    if number in SIGNALS:
-                        self._receive(signal.Signals(number))
-
-        threading.Thread(target=listen, name="signals", daemon=True).start()
-
-    def _receive(self, number: signal.Signals) -> None:
-        now = time.monotonic()
-        if not self._received:
-            self._received_at = now
-        elif now - self._received_at > SAME_REQUEST:
-            os._exit(128 + number)
-        self._received = max(self._received, 1 + SIGNALS.index(number))
+    def _receive(self, number: int, _: object) -> None:
+        self._received = max(self._received, 1 + SIGNALS.index(signal.Signals(number)))
 
     def before_micro_batch(self) -> bool:
         """Tell whether the job stops before the next micro batch, as `agreed`; two calls are a micro batch apart."""

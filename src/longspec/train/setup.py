@@ -19,7 +19,7 @@ from longspec.methods.draft_files import draft_weights_file
 from longspec.models.attention.backends import choose
 from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
-from longspec.states.declaration import HeldOutSource, RowSource, TrainingRows, checked_config, declare, target_hash
+from longspec.states.declaration import RowSource, checked_config, declare, target_hash
 from longspec.states.load import load_states
 from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.arguments import Job
@@ -48,7 +48,7 @@ def identity_of(
 ) -> dict[str, Any]:
     """Return the identity of a training job: a checkpoint must have the same one to be resumed from.
 
-    Stored states are what they were made of, and the rows that are left out; made again from the same they are the same.
+    Stored states are what they were made of; made again from the same they are the same.
     """
     found = {
         "recipe": plain(job.recipe),
@@ -69,7 +69,7 @@ def identity_of(
 
 
 def _identity_of_states(stored: StoredRows) -> dict[str, Any]:
-    return {"declaration": stored.declaration.hash, "left_out": {str(row): why for row, why in stored.left_out.items()}}
+    return {"declaration": stored.declaration.hash, "left_out": {}}
 
 
 def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
@@ -106,8 +106,8 @@ def open_stored(
         return stored
 
     check_replay(job, job.replay_states, "--replay-states", "the manifest.json of its stored states")
-    own = [opened(path, TrainingRows(each)) for path, each in zip(job.states, rows.own, strict=True)]
-    replayed = {name: opened(job.replay_states[name], TrainingRows(each)) for name, each in rows.replayed.items()}
+    own = [opened(path, RowSource(each)) for path, each in zip(job.states, rows.own, strict=True)]
+    replayed = {name: opened(job.replay_states[name], RowSource(each)) for name, each in rows.replayed.items()}
     if not held_out:
         return StoredInputs(own, replayed, None)
     advice = (
@@ -115,7 +115,7 @@ def open_stored(
         "or set it to 0"
     )
     check_each(job.held_out_states, rows, "--held-out-states", advice)
-    sources = [HeldOutSource(*each) for each in zip(rows.own, held_out, strict=True)]
+    sources = [RowSource(*each) for each in zip(rows.own, held_out, strict=True)]
     return StoredInputs(own, replayed, _joined(list(map(opened, job.held_out_states, sources))))
 
 
@@ -176,12 +176,11 @@ def open_rows(job: Job) -> TrainedRows:
 def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) -> None:
     """Raise ValueError unless files are given for each stage that recipe.data.replay names, and for no other."""
     wanted = job.recipe.data.replay
-    for name in wanted:
-        if name not in given:
-            raise ValueError(f"{option}: recipe.data.replay names {name}; give {option} {name}=PATH, {what}")
-    for name, path in given.items():
-        if name not in wanted:
-            raise ValueError(f"{option}: {name}={path}: recipe.data.replay does not name {name}; leave it out")
+    if wanted.keys() != given.keys():
+        named, there = (", ".join(sorted(names)) or "nothing" for names in (wanted, given))
+        raise ValueError(
+            f"{option}: recipe.data.replay names {named}, given is {there}; give {option} STAGE=PATH for each, {what}"
+        )
 
 
 def total_steps(job: Job, rows: TrainedRows) -> int:

@@ -30,8 +30,8 @@ Row = dict[str, Any]
 
 
 # Each is made of what all services are started with (project, name, id, config, mode), the folder for its files, and the step
-# at which the record ends. Each has `known`, the last step that it holds; `log`, for steps in order; `replayed`, called once
-# the whole record of earlier steps was sent; `finish`, which closes the run.
+# at which the record ends. Each has `known`, the last step that it holds; `log`, for steps in order; `finish`, which closes the
+# run.
 
 
 class TensorBoard:
@@ -50,9 +50,6 @@ class TensorBoard:
             self.writer.add_scalar(name, value, step)
         self.writer.flush()  # what a checkpoint counts as done must not be lost with this process
 
-    def replayed(self) -> None:
-        pass
-
     def finish(self, *, failed: bool) -> None:
         self.writer.close()
 
@@ -65,24 +62,20 @@ class WandB:
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        self.offline = run["mode"] == OFFLINE
+        offline = run["mode"] == OFFLINE
         # On a terminal wandb.init would ask for a key and wait.
-        if not self.offline and not wandb.login(prompt=False, verify=False):
+        if not offline and not wandb.login(prompt=False, verify=False):
             raise ValueError(
                 "no key on this machine: run `wandb login`, set WANDB_API_KEY, or upload an offline run with `wandb sync` later"
             )
         # What was not uploaded in this time stays on the disk for `wandb sync`.
         settings = wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS)
-        self.run = wandb.init(dir=str(folder), resume=None if self.offline else "allow", settings=settings, **run)
+        self.run = wandb.init(dir=str(folder), resume=None if offline else "allow", settings=settings, **run)
         self.known = self.run.starting_step - 1  # the server takes steps in order alone, and drops those it has passed
-        log(f"wandb: {self.run.dir if self.offline else self.run.url}")
+        log(f"wandb: {self.run.dir if offline else self.run.url}")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
-
-    def replayed(self) -> None:
-        if self.offline:  # uploaded after this one, each earlier folder would replace the run by less of it
-            _remove_others(Path(self.run.dir).parent, f"offline-run-*-{self.run.id}")
 
     def finish(self, *, failed: bool) -> None:
         self.run.finish(exit_code=int(failed))
@@ -94,13 +87,13 @@ class SwanLab:
     def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         import swanlab
 
-        self.known, self.offline, self.folder = 0, run["mode"] == OFFLINE, folder / "swanlab"
-        self.folder.mkdir(exist_ok=True)
+        self.known, own = 0, folder / "swanlab"
+        own.mkdir(exist_ok=True)
         handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
         try:
             # Else it asks for a key and waits, and puts its own streams in the place of stdout and stderr.
             settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"})
-            self.run = swanlab.init(log_dir=str(self.folder), resume="allow", settings=settings, **run)
+            self.run = swanlab.init(log_dir=str(own), resume="allow", settings=settings, **run)
         finally:
             # It takes Ctrl-C for itself, which must save a checkpoint here.
             signal.signal(signal.SIGINT, handler)
@@ -109,19 +102,8 @@ class SwanLab:
     def log(self, step: int, numbers: dict[str, float]) -> None:
         self.run.log(numbers, step=step)
 
-    def replayed(self) -> None:
-        if self.offline:
-            _remove_others(self.folder / self.run.dir.name, f"run-*-{self.run.id}")
-
     def finish(self, *, failed: bool) -> None:
         self.run.finish(state="aborted" if failed else "success")
-
-
-def _remove_others(own: Path, pattern: str) -> None:
-    """Remove the folders of this pattern that lie beside a run's own."""
-    for folder in own.parent.glob(pattern):
-        if folder.name != own.name:
-            shutil.rmtree(folder)
 
 
 TRACKERS: dict[str, Callable[[dict[str, Any], Path, int], Any]] = {
@@ -200,6 +182,9 @@ class Trackers(AbstractContextManager["Trackers"]):
         for name, run_id in self.ids.items():
             folder.mkdir(parents=True, exist_ok=True)
             step = rows[-1]["step"] if rows and name in known else 0
+            # An offline run is sent all steps: uploaded after it, the folders of earlier starts would leave less of it.
+            for earlier in folder.glob(f"{name}/*run-*-{run_id}") if runtime.tracker_mode == OFFLINE else ():
+                shutil.rmtree(earlier)
             try:
                 self.trackers[name] = TRACKERS[name](run | {"id": run_id}, folder, step)
             except Exception as error:  # each service has its own kinds
@@ -209,7 +194,6 @@ class Trackers(AbstractContextManager["Trackers"]):
                 ) from error
             for row in rows:
                 self._send(name, row)
-            self._guarded(name, self.trackers[name].replayed)
 
     def log(self, row: Row) -> None:
         """One step's row, as in metrics.jsonl."""

@@ -15,7 +15,6 @@ from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, to_yaml, yaml_files
 from longspec.config.schema import mix_of
-from longspec.config.typed import OF_STAGE
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime
@@ -169,14 +168,13 @@ class StatesPlan:
                 hidden.replace(copy)
 
     def begin(self, trained: Iterable[Stage], copied: Collection[str]) -> None:
-        """Remove the copies of the planned stages, by which a call that is killed has them made again in the next one.
+        """Raise ValueError, and remove the copy, where a stage is to be trained again without its states.
 
-        trained: the planned stages; copied: the copies that are made in this call. Raises ValueError, and removes the copy all
-        the same, where a stage is to be trained again without: only Snakemake knows of new rows or another target.
+        Only Snakemake knows of new rows or another target. trained: the planned stages; copied: what is made in this call.
         """
-        alone = [each for each in trained if each in self._folders_of and self._is_gone(each)]
-        alone = [each for each in alone if str(_copy(each)) not in copied]
-        for path in (*map(Path, copied), *map(_copy, alone)):
+        read = [each for each in trained if each in self._folders_of and str(_copy(each)) not in copied]
+        alone = list(filter(self._is_gone, read))
+        for path in map(_copy, alone):
             path.unlink(missing_ok=True)
             _hidden(path).unlink(missing_ok=True)
         if alone:
@@ -188,11 +186,15 @@ class StatesPlan:
     def remove_unneeded(self) -> list[Path]:
         """Remove the folders of the chosen runs that no stage is still to be trained on; return them. None with keep_states.
 
-        The frozen recipes under results/ tell which states the stages of all runs need that have begun and are not done.
+        Nor those of a target whose states, with the same settings, a stage of any run is to be trained on that has begun and is
+        not done: the frozen recipes under results/ tell.
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        needed = [each for path in Path("results").glob("*/*/*/recipe.yaml") for each in _needed(path)]
+        begun: list[Any] = [
+            yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml") if not _is_done(each.parent)
+        ]
+        needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
         removed = []
         for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # what a killed call has left, whose name is wanted
             shutil.rmtree(path)
@@ -200,7 +202,7 @@ class StatesPlan:
             chosen = [stage for stage in readers if stage[0] in self.plan.runs]  # not those that lend a vocabulary alone
             folder, states = _path(names), plain(self.plan.configs[readers[0]].recipe)["states"]
             trained = bool(chosen) and all(map(self.is_trained, chosen))
-            if folder.is_dir() and trained and (*names[:2], states) not in needed:
+            if folder.is_dir() and trained and (names[0], states) not in needed:
                 aside = folder.with_name(f".{folder.name}{REMOVED}")
                 folder.rename(aside)  # at once: a part of it is of no use
                 shutil.rmtree(aside)
@@ -228,19 +230,3 @@ def _is_done(folder: Path) -> bool:
     """Whether a stage was trained since its recipe was frozen."""
     recipe, checkpoint = folder / "recipe.yaml", folder / "checkpoint.json"
     return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns
-
-
-def _needed(path: Path) -> list[tuple[str, str, Any]]:
-    """Return model, rows and recipe.states of the states that the stage of a frozen recipe is still to be trained on."""
-    recipe: Any = yaml_files.read(path)
-    states, data = recipe.get("states", {}), recipe["data"]
-    if _is_done(path.parent) or states.get("source") != OFFLINE:
-        return []
-    replayed: list[str] = []
-    for name in data.get("replay", {}):
-        earlier, *of = name.split(OF_STAGE)
-        replayed += of or [yaml_files.read(path.parents[1] / earlier / path.name)["data"]["name"]]
-    shape = {"collation": data["collation"], "length": data["sequence_length"], "overlong": data["overlong"]}
-    model = recipe["model"]["name"]
-    packed = [paths.PACKED.format(model=model, dataset=name, **shape) for name in (*mix_of(data["name"]), *replayed)]
-    return [(model, Path(manifest).parent.name, states) for manifest in packed]

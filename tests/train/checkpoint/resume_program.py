@@ -120,16 +120,11 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     engine, batches, held_out = build(case, plan, ranks)
     folder = Path(plan["folder"])
     own = folder / case["name"] / "checkpoints"
-    result: dict[str, Any] = {"losses": {}, "drawn": None, "told": None, "left": None, "whole": []}
+    result: dict[str, Any] = {"losses": {}, "told": None, "left": None, "whole": []}
     step = 0
 
-    def draw() -> None:
-        everyone: list[Any] = [None] * ranks.world_size
-        dist.all_gather_object(everyone, torch.rand(3).tolist())
-        result["drawn"] = everyone
-
     if "go_on" not in case:
-        torch.manual_seed(ranks.rank)  # not as a new engine begins, nor as another rank: a load that restores nothing is seen
+        torch.manual_seed(ranks.rank)  # not as a new engine begins: no draw of the training hangs on it
     else:
         before = folder / case["go_on"] / "checkpoints"
         resumable = find_resumable(before, IDENTITY)
@@ -137,7 +132,6 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         slot, found = resumable
         save_load.load(engine, before / slot, found, ranks)
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
-        draw()
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
@@ -149,7 +143,6 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         if step == case.get("save_at"):
             result["bytes"] = save_load.save(engine, own, state, ranks)
             keep_weights(engine, folder / f"{case['name']}-saved.safetensors")
-            draw()
         if step == case.get("trouble"):
             told = ""
             with limited_files(ranks):

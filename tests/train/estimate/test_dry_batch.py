@@ -5,35 +5,13 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from transformers import LlamaConfig, Qwen2Config
+from transformers import Qwen2Config
 
-from longspec.config import Runtime
 from longspec.train import dry_batch
-from longspec.train.estimate import memory
-from longspec.train.estimate.memory import BUCKET, OPTIMIZER, Setup
-from tests.train.estimate.test_memory import glide_of, recipe_of, setup_of
+from tests.train.estimate.test_memory import glide_of, setup_of
 
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIG = Qwen2Config(**SHAPE, num_hidden_layers=2)
-# Of Llama-3.1-8B, published.
-EIGHT_BILLION = LlamaConfig(
-    vocab_size=128256,
-    hidden_size=4096,
-    intermediate_size=14336,
-    num_hidden_layers=32,
-    num_attention_heads=32,
-    num_key_value_heads=8,
-    tie_word_embeddings=False,
-)
-
-
-def large() -> Setup:
-    """A rank of eight, rows of 32,768 tokens, two at a time."""
-    recipe = recipe_of()
-    recipe.data.sequence_length = 32768
-    runtime = OmegaConf.structured(Runtime())
-    return memory.setup_of(EIGHT_BILLION, recipe, runtime, 2, 8, torch.bfloat16, torch.device("cuda"))
 
 
 def test_nothing_is_left_of_the_dry_batch() -> None:
@@ -47,17 +25,6 @@ def test_nothing_is_left_of_the_dry_batch() -> None:
     assert all(parameter.grad is None for parameter in glide.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(tensor, weights[name]) for name, tensor in glide.state_dict().items())
-
-
-def test_a_job_that_asks_slurm_for_less_memory_than_its_ranks_need_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, gb = large(), 1024  # MB
-    needed = 8 * memory.peak(memory.estimate(setup), on_host=True)
-    assert needed > 8 * 16e9  # eight ranks that load a target of 8 billion weights in bfloat16
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    for asked, is_told in ((None, False), (needed // 2**30 * gb, True), ((needed // 2**30 + 1) * gb, False)):
-        if asked:
-            monkeypatch.setenv("SLURM_MEM_PER_NODE", str(asked))
-        assert ("raise node_mem" in dry_batch.host_shortage(setup)) is is_told
 
 
 def run_out(glide: Any, error: RuntimeError) -> None:
@@ -77,9 +44,3 @@ def test_out_of_memory_is_explained_and_other_failures_are_not_taken_for_it() ->
     run_out(glide, RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         dry_batch.dry_batch(glide, setup, with_llm_loss=True)
-
-
-def test_on_a_gpu_the_dry_batch_also_takes_what_the_engine_will_hold() -> None:
-    for setup, names in ((large(), (OPTIMIZER, BUCKET)), (replace(large(), offload="cpu"), (BUCKET,))):
-        expected = sum(item.bytes for item in memory.estimate(setup) if item.name in names)
-        assert dry_batch.engine_bytes(setup) == expected > 0

@@ -27,7 +27,6 @@ from longspec.train.estimate.memory import ALWAYS, DRAFT, TARGET, Setup
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 CPU = torch.device("cpu")
-SPLIT = "tensor_parallel"
 
 
 class LiveBytes(TorchDispatchMode):
@@ -135,17 +134,3 @@ def test_a_partitioned_target_is_shared_and_gathered_by_the_layer() -> None:
     glide = glide_of(CONFIGS["wide heads"], torch.bfloat16)
     layer = sum(p.numel() * 2 for p in glide.target.model.layers[0].parameters())
     assert items["target layer, gathered", TARGET] == max(layer, 512 * 128 * 2)
-
-
-def test_a_target_split_over_ranks_is_shared_but_for_its_head() -> None:
-    config = LlamaConfig(**WIDE | {"num_key_value_heads": 4}, num_hidden_layers=2, tie_word_embeddings=False)
-    alone = setup_of(config, 64, torch.bfloat16)
-    split = {(item.name, item.phase): item.bytes for item in memory.target_items(replace(alone, world_size=4, target=SPLIT))}
-    whole = {(item.name, item.phase): item.bytes for item in memory.target_items(alone)}
-    assert split.pop(("target weights", ALWAYS)) == -(-whole.pop(("target weights", ALWAYS)) // 4)
-    assert split.pop(("target head, whole", ALWAYS)) == 512 * 128 * 2
-    assert split.pop(("target activations", TARGET)) < 0.7 * whole.pop(("target activations", TARGET))
-    assert split.pop(("kept of another rank's rows", TARGET)) == split["kept of the target", TARGET]
-    assert split == whole
-    of_one = memory.estimate(replace(alone, target=SPLIT))
-    assert of_one == memory.estimate(alone)

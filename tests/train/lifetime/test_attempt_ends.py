@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.jobs import PLAIN, Job, MakeJob, finish, ranks_of, start
+from tests.jobs import PLAIN, Job, MakeJob, children_of, deepspeed, finish, ranks_of, start
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +30,36 @@ def ended(job: Job, process: "subprocess.Popen[str]") -> str:
     return text.rstrip()
 
 
+def tell(pids: list[int], number: signal.Signals) -> None:
+    """Send them a signal, as many as are still there: the first may take the others along."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
     """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank. The log ends with the reason."""
     job = make_job("job", ["recipe.steps=400"])
     process = launch(job)
     job.wait_for(2, process)
-    for pid in [*ranks_of(process).values(), process.pid]:
-        with suppress(ProcessLookupError):  # the first may take the others along
-            os.kill(pid, signal.SIGTERM)
+    tell([*ranks_of(process).values(), process.pid], signal.SIGTERM)
     text = ended(job, process)
     assert f"saved step {job.status()['step']}," in text
     assert text.splitlines()[-1] == f"stopped at step {job.status()['step']} of 400: signal SIGTERM"
     assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
+
+
+def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
+    """It ends the command at once, and launch.py tells the ranks once more."""
+    job = make_job("job", ["recipe.steps=2000"], deepspeed(2))
+    process = job.start()
+    job.wait_for(5, process)
+    # A terminal tells all at the same moment; here the ranks come first, or the command might send them a SIGTERM before.
+    tell([*ranks_of(process).values(), process.pid], signal.SIGINT)
+    tell(children_of(process.pid), signal.SIGINT)
+    text, _ = finish(process)
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGINT")
+    assert f"saved step {job.status()['step']}," in text
 
 
 def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:

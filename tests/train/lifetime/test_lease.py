@@ -161,17 +161,6 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     )
 
 
-def test_a_file_system_without_locks_has_the_beat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(*_: Any) -> NoReturn:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", flock)
-    held = acquire(tmp_path)
-    with pytest.raises(ValueError, match="another job is writing here"):
-        acquire(tmp_path)
-    assert is_held_by(tmp_path, held)
-
-
 def test_of_many_that_take_over_at_once_one_gets_it(
     tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

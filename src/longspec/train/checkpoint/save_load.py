@@ -5,13 +5,12 @@ written before the other ranks have finished, and stage 0 leaves out the float32
 each save and load: what fails on one fails on all, with the same message.
 
 A rank's file is safetensors. Keys are `kind|parameter|start`: `kind` of zero_state.KINDS, `start` the first element of the
-flattened parameter. Each tensor is flat float32. The metadata holds the rank's random states.
+flattened parameter. Each tensor is flat float32. No random state is kept: what training draws depends on seed, step and row.
 """
 
 import hashlib
 import json
 import os
-import random
 import secrets
 import shutil
 import struct
@@ -19,7 +18,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -33,7 +31,7 @@ from longspec.train.checkpoint import checkpoint_dir, zero_state
 
 RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
-SEPARATOR, RANDOM = "|", "random"
+SEPARATOR = "|"
 ALIGNMENT = 8
 
 
@@ -51,10 +49,9 @@ def shard_key(kind: str, name: str, start: int) -> str:
     return SEPARATOR.join((kind, name, str(start)))
 
 
-def header(sizes: dict[str, int], metadata: dict[str, str]) -> bytes:
+def header(sizes: dict[str, int]) -> bytes:
     """Return the beginning of a safetensors file of flat float32 tensors with so many elements each."""
-    entries: dict[str, Any] = {"__metadata__": metadata}
-    end = 0
+    entries, end = {}, 0
     for key, numel in sizes.items():
         entries[key] = {"dtype": "F32", "shape": [numel], "data_offsets": [end, end := end + 4 * numel]}
     text = json.dumps(entries).encode()
@@ -83,10 +80,8 @@ class Shards:
         self.folder = folder
         # (kind, parameter) -> its pieces: first element, elements, a slice of the file
         self.pieces: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
-        self.files: list[Any] = []
         for path in (folder / name for name in sorted(names)):
             file = open_safetensors(path)
-            self.files.append(file)
             with telling_damage(path):
                 for key in file.keys():  # noqa: SIM118 - not a dictionary
                     kind, name, start = key.split(SEPARATOR)
@@ -109,10 +104,6 @@ class Shards:
         if wanted < end:
             raise ValueError(f"{self.folder}: {kind} of {name}: elements {wanted} to {end} are in none of its files")
 
-    def random_state(self, rank: int) -> str | None:
-        """Return the random states that a rank has left, None when there was no such rank."""
-        return self.files[rank].metadata()[RANDOM] if rank < len(self.files) else None
-
 
 def whole_tensors(folder: Path, names: Iterable[str], shapes: dict[str, list[int]], kind: str) -> dict[str, Tensor]:
     """Return all parameters of one kind. Raises ValueError that names a missing one."""
@@ -121,29 +112,6 @@ def whole_tensors(folder: Path, names: Iterable[str], shapes: dict[str, list[int
     for name, tensor in found.items():
         shards.fill(tensor.view(-1), kind, name, 0)
     return found
-
-
-def random_state() -> str:
-    """Return the states of this process's random generators, as JSON."""
-    numpy = np.random.get_state()
-    assert isinstance(numpy, tuple)
-    state = {
-        "torch": bytes(torch.get_rng_state().numpy()).hex(),
-        "cuda": bytes(torch.cuda.get_rng_state().numpy()).hex() if torch.cuda.is_available() else None,
-        "numpy": [numpy[0], numpy[1].tolist(), *numpy[2:]],
-        "python": random.getstate(),
-    }
-    return json.dumps(state)
-
-
-def restore_random_state(text: str) -> None:
-    state = json.loads(text)
-    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["torch"]), dtype=torch.uint8))
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(torch.frombuffer(bytearray.fromhex(state["cuda"]), dtype=torch.uint8))
-    np.random.set_state(tuple(state["numpy"]))
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
 
 
 def _gather(value: Any, ranks: Ranks) -> list[Any]:
@@ -181,7 +149,7 @@ def save(
     Raises SaveError, the same on every rank, when it cannot be written.
     """
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
-    begin = header(sizes, {RANDOM: random_state()})
+    begin = header(sizes)
     # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
     offers = _gather((len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
     size = sum(of_rank for of_rank, _ in offers)
@@ -236,13 +204,13 @@ def save(
 
 
 def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
-    """Restore engine and random state from a whole slot, as find_resumable finds it.
+    """Restore the engine from a whole slot, as find_resumable finds it.
 
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
     what cannot be gone on from.
     """
     zero_state.before_writing(engine)
-    _, fault = _together(lambda: _read(engine, slot, manifest, ranks), ranks)
+    _, fault = _together(lambda: _read(engine, slot, manifest), ranks)
     if fault:
         raise ValueError(fault)
     zero_state.after_writing(engine, manifest["optimizer_step"])
@@ -256,7 +224,7 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
 
 
-def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
+def _read(engine: Any, slot: Path, manifest: dict[str, Any]) -> None:
     """Fill this rank's part of the state."""
     if (own := zero_state.shapes(engine)) != manifest["shapes"]:
         differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
@@ -265,9 +233,6 @@ def _read(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> No
     for fragment in zero_state.held(engine, write=True):
         for kind, tensor in fragment.kinds.items():
             shards.fill(tensor, kind, fragment.name, fragment.start)
-    saved = shards.random_state(ranks.rank)
-    if saved is not None:  # of a rank that is new nothing is known; the training's draws are keyed by seed, step and row
-        restore_random_state(saved)
 
 
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:

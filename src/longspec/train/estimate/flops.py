@@ -19,7 +19,6 @@ from longspec.methods.contract import Method
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import Depth
-from longspec.train.estimate.feed_forward import layer_products
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
 # a name comes before those that it contains: "H100 PCIe" before "H100".
@@ -36,16 +35,11 @@ PEAK_BF16 = {
 
 
 class Operations(NamedTuple):
-    """Operations: the target's forward, the draft's forward and backward, the products with the head."""
+    """Operations: the target's forward, the draft's forward and backward, the products with the head; sum() adds them up."""
 
     target: float
     draft: float
     head: float
-
-    @property
-    def total(self) -> float:
-        """The sum of all three."""
-        return self.target + self.draft + self.head
 
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
@@ -56,6 +50,25 @@ def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
     windows = Counter(size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers])
     lengths = Counter(documents).items()
     return float(sum(n * m * causal_pairs(length, window) for length, n in lengths for window, m in windows.items()))
+
+
+def experts_of(config: Any, layer: int) -> tuple[int, int, int] | None:
+    """Return the experts of one of the target's layers, those of a token, and the width of one; None where it is dense."""
+    if config.model_type == "gpt_oss":
+        return config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
+    count = getattr(config, "num_experts", None)
+    if not count or layer in config.mlp_only_layers or (layer + 1) % config.decoder_sparse_step:
+        return None
+    return count, config.num_experts_per_tok, config.moe_intermediate_size
+
+
+def layer_products(config: Any, layer: int) -> int:
+    """Count multiplications that one token needs in the feed-forward part of a layer."""
+    hidden, experts = config.hidden_size, experts_of(config, layer)
+    if experts is None:
+        return int(3 * hidden * config.intermediate_size)
+    count, chosen, width = experts
+    return int(hidden * count + 3 * hidden * width * chosen)
 
 
 def target_operations(config: Any, tokens: int, pairs: float, depth: Depth) -> float:

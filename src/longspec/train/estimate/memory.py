@@ -1,7 +1,8 @@
 """Estimate the memory of one training rank, in closed form from the configurations.
 
 Symbols: T tokens of one forward (micro batch x sequence length), H hidden width, N heads of width D, K key/value heads, I
-feed-forward width, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of an element of the training dtype.
+feed-forward width (of one expert), k experts of a token, L layers, V vocabulary, P parameters of the draft, R ranks, e bytes of
+an element of the training dtype.
 """
 
 import os
@@ -21,11 +22,12 @@ from longspec.models.target import head_width, heads_of_rank, without_layers
 from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.load import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
-from longspec.train.estimate.feed_forward import widest_elements
+from longspec.train.estimate.flops import experts_of
 
 GIB = 2**30
 REDUCE_BUCKET = 500_000_000  # elements, DeepSpeed's own default; of smaller drafts their parameters (engine.py)
 OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
+JOINED = ("glm4", "phi3")  # families that make gate and up by one product, whose result lives until both are used
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
 GPU_OVERHEAD = 2 * GIB
@@ -153,6 +155,21 @@ def training_state(setup: Setup) -> list[Item]:
     return items
 
 
+def widest_elements(config: Any, layer: int) -> int:
+    """Count elements a token at a feed-forward part's widest moment, beside the 4H of residual, embeddings, norm and output.
+
+    SwiGLU: gate, up and their product 3I. Experts, as transformers groups tokens by them (integrations/moe.py): a token's input
+    once for each of its experts kH, beside gate and up together and apart 4kI, or the output, weighted, and in order again 3kH.
+    GPT-OSS has copies of its biases beside these, 2kI and kH, and clamps: 5kI for three.
+    """
+    hidden, experts = config.hidden_size, experts_of(config, layer)
+    if experts is None:
+        return int((4 if config.model_type in JOINED else 3) * config.intermediate_size)
+    gates, outputs = (9, 4) if config.model_type == "gpt_oss" else (4, 3)
+    _, chosen, width = experts
+    return int(chosen * (hidden + max(gates * width, outputs * hidden)))
+
+
 def target_items(setup: Setup) -> list[Item]:
     """Return the target's weights and its forward, which keeps nothing for a backward.
 
@@ -210,12 +227,10 @@ def draft_items(setup: Setup) -> list[Item]:
     """Return what is kept of the target, and the method's own forward, losses and backward, over all tokens."""
     config = setup.config
     draft = setup.method.memory(config, setup.settings, setup.tokens, setup.dtype, setup.device, top_k=setup.top_k)
-    # Losses and backward are never alive together.
-    widest = "logits and their gradient" if draft.losses > draft.backward else "draft backward"
     items = [
         Item("kept of the target", setup.kept_of_target, DRAFT),
         Item("draft activations", draft.kept, DRAFT),
-        Item(widest, max(draft.losses, draft.backward), DRAFT),
+        Item("draft losses, or its backward", max(draft.losses, draft.backward), DRAFT),  # never alive together
     ]
     if setup.target == PARTITIONED:
         gathered = config.vocab_size * config.hidden_size * setup.dtype.itemsize

@@ -1,11 +1,8 @@
-"""Print whether each stage fits, how long it will take and what it will leave on the disk; ends with 1 if one does not fit.
-
-All is told by the configurations and the target's config.json; no weights are loaded or fetched.
-"""
+"""Print whether each stage fits, its hours and its disk, without loading weights; end with 1 if one does not fit."""
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,15 +12,14 @@ import torch
 
 from longspec.atomic_files import read_json
 from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.config.schema import mix_of, mix_told, shares_of
-from longspec.data.layout_tally import unlike_served_warning
+from longspec.config.schema import mix_of, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
 from longspec.models.target_config import read_target_config
-from longspec.shown import named_path, one_line
+from longspec.shown import one_line
 from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, estimate, gib, out_of_memory, peak, setup_of, table
@@ -55,7 +51,7 @@ class Plan:
 
     def hours(self, rate: float) -> float:
         """Return the hours of training, when each rank does `rate` operations a second."""
-        return self.steps * self.operations.total / (rate * self.setup.world_size) / 3600
+        return self.steps * sum(self.operations) / (rate * self.setup.world_size) / 3600
 
 
 def read_target(name: str) -> Any:
@@ -96,14 +92,12 @@ def plan_stage(
     own: Sequence[Rows],
     world_size: int,
     device: torch.device,
-    replayed: Mapping[str, Rows] | None = None,
 ) -> Plan:
-    """Plan one stage. own: its rows, of each of its data sets; replayed: rows by what recipe.data.replay calls them, a missing
-    one is counted like the stage's first.
+    """Plan one stage. own: its rows, of each of its data sets; replayed rows are counted like those of the first.
 
     Raises ValueError when the data or the ranks do not fit the global batch.
     """
-    sources = [*own, *((replayed or {}).get(name, own[0]) for name in sorted(recipe.data.replay))]
+    sources = [*own, *[own[0]] * len(recipe.data.replay)]
     # Of each source, to be a row of a global batch.
     chance = chances([1] * len(sources), [each.labels for each in sources], shares_of(recipe.data))
     schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
@@ -124,22 +118,20 @@ def plan_stage(
 def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list[str]:
     """Return batches, memory, time and disk of one stage, whether it fits, and what to change when it does not."""
     setup, each, needed = plan.setup, plan.operations, peak(estimate(plan.setup))
+    total = sum(each)
     fits = f"fits {gib(available)} with {gib(available - needed)} to spare"
     if needed > available:
         fits = f"DOES NOT FIT: {out_of_memory(setup, available)}"
     tokens = recipe.global_batch * setup.sequence_length
-    replayed = ", ".join(f"{share:.0%} of {name}" for name, share in sorted(recipe.data.replay.items()))
     return [
         f"stage {recipe.stage}: {plan.steps} steps of {recipe.global_batch} rows of {setup.sequence_length} tokens ({tokens:,} "
         f"tokens); {setup.world_size} ranks x {plan.accumulation} micro batches of {setup.micro_batch} rows; "
         f"ZeRO-{setup.zero_stage}, optimizer offload {setup.offload}, target {setup.target}, {setup.dtype}",
-        *([] if isinstance(recipe.data.name, str) else [f"  data: {mix_told(recipe.data.name)} of the trained tokens"]),
-        *([f"  replayed: {replayed} of the trained tokens"] if replayed else []),
         f"  draft {setup.draft_parameters:,} parameters; target {gib(setup.target_bytes)}",
         table(setup),
-        f"  time: {each.total:.3g} operations a step (target {each.target / each.total:.0%}, draft "
-        f"{each.draft / each.total:.0%}, head {each.head / each.total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
-        f"{each.total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
+        f"  time: {total:.3g} operations a step (target {each.target / total:.0%}, draft "
+        f"{each.draft / total:.0%}, head {each.head / total:.0%}); at {rate / 1e12:.0f} TFLOP/s a rank "
+        f"{total / rate / setup.world_size:.1f} s a step, {plan.hours(rate):.1f} hours in all",
         f"  disk: {gib(plan.disk)} (checkpoints while one is saved, and the draft)",
         f"  {fits}",
     ]
@@ -155,8 +147,6 @@ def parser() -> argparse.ArgumentParser:
     data = "manifest.json of each stage's packed rows; of a mix those of each data set, in the order of their names"
     add("--data", type=Path, nargs="+", metavar="FILE", help=data)
     add("--rows", type=int, nargs="+", metavar="N", help="or how many")
-    replay = "and of rows that are replayed; without it they count as the stage's own"
-    add("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
     add("--ranks", type=int, required=True, metavar="N", help="processes, one for each GPU")
     add("--device", choices=("cuda", "cpu"), default="cuda", help="what the stages are trained on; default: %(default)s")
     add("--gpu-memory-gib", type=float, default=80.0, metavar="GIB", help="memory of one rank's device; default: %(default)g")
@@ -168,17 +158,13 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows
     """Return the rows of each stage, of each of its data sets. Raises ValueError when there are not as many as these."""
     recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
     if len(options.data or options.rows or []) != len(recipe_of):
-        several = "" if len(recipe_of) == len(recipes) else f", whose data sets are {len(recipe_of)}"
         raise ValueError(
-            f"give --data or --rows for each of {len(recipes)} stages{several}: how many steps an epoch has depends on them"
+            f"give --data or --rows for each data set of the stages, {len(recipe_of)} in all: they decide the steps"
         )
     if options.data:
-        for warning in filter(None, (unlike_served_warning(read_json(manifest)) for manifest in options.data)):
-            print(one_line(f"WARNING {warning}"), file=sys.stderr)
-        found = [counted_rows(manifest) for manifest in options.data]
+        left = map(counted_rows, options.data)
     else:
-        found = [whole_rows(each, recipe.data.sequence_length) for each, recipe in zip(options.rows, recipe_of, strict=True)]
-    left = iter(found)
+        left = map(whole_rows, options.rows, (recipe.data.sequence_length for recipe in recipe_of))
     return [[next(left) for _ in mix_of(recipe.data.name)] for recipe in recipes]
 
 
@@ -191,9 +177,8 @@ def main(argv: list[str]) -> int:
         stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
         config = read_target(options.target)
         rows = read_rows(options, [recipe for recipe, _ in stages])
-        replayed = {name: counted_rows(path) for name, path in options.replay}
         plans = [
-            plan_stage(config, recipe, runtime, own, options.ranks, torch.device(options.device), replayed)
+            plan_stage(config, recipe, runtime, own, options.ranks, torch.device(options.device))
             for (recipe, runtime), own in zip(stages, rows, strict=True)
         ]
     except ConfigError as error:
@@ -201,6 +186,4 @@ def main(argv: list[str]) -> int:
         return 1
     for (recipe, _), plan in zip(stages, plans, strict=True):
         print("\n".join(stage_lines(recipe, plan, rate, available)))
-    hours, disk = sum(plan.hours(rate) for plan in plans), sum(plan.disk for plan in plans)
-    print(f"all {len(plans)} stages: {hours:.1f} hours, {gib(disk)} of disk")
     return int(any(peak(estimate(plan.setup)) > available for plan in plans))
