@@ -14,7 +14,6 @@ from longspec.models.attention.backends import (
     FLASH,
     FLEX,
     SDPA,
-    TREE_BACKENDS,
     attend,
     choose,
     fastest,
@@ -39,8 +38,8 @@ def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> No
 
 
 def test_the_configuration_knows_exactly_the_backends() -> None:
-    for found in (BACKENDS, TREE_BACKENDS):  # with the tests' own reference where another file has brought it
-        assert (AUTO, *(name for name in found if name != "eager")) == config.ATTENTION
+    # With the tests' own reference where another file has brought it.
+    assert (AUTO, *(name for name in BACKENDS if name != "eager")) == config.ATTENTION
 
 
 @pytest.mark.parametrize(

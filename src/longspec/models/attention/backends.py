@@ -1,8 +1,8 @@
 """The one door to attention: the choice of a backend, attention of texts and of draft trees, and transformers' hook.
 
 All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes it
-without a mask of queries by keys, and the few keys of the tree have a small mask. Each part weighs by the sum of its exponentials,
-whose logarithm both know. Elsewhere one call takes one mask.
+without a mask of queries by keys, and the few keys of the tree have a small mask. Each part weighs by the sum of its
+exponentials, whose logarithm both know. Elsewhere one call takes one mask.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width; T >= S, and the last query is at
 the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S queries of one key/value head.
