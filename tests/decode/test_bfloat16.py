@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from longspec.decode.speculate import speculate
 from tests.decode.models import DEPTHS, METHODS, make_drafter, make_target
 
-PRODUCTS = ("mm", "addmm", "bmm", "linear", "_scaled_dot_product_flash_attention_for_cpu")
+PRODUCTS = ("mm", "addmm", "bmm", "linear", "scaled_dot_product_attention")
 
 
 class Products(TorchDispatchMode):
@@ -38,4 +38,4 @@ def test_every_product_is_taken_in_the_targets_dtype(method: str, ids: tuple[int
         for shape in (3, (2, 3)):
             speculate(target, drafter, [[5, 9, 2, 7]], max_new_tokens=12, shape=shape)
     assert {dtype for _, dtype in seen.dtypes} == {torch.bfloat16}
-    assert {"linear", "_scaled_dot_product_flash_attention_for_cpu"} <= {name for name, _ in seen.dtypes}
+    assert {"linear", "scaled_dot_product_attention"} <= {name for name, _ in seen.dtypes}

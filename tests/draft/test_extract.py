@@ -35,7 +35,7 @@ def write_stage(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
             part = tensor.flatten()[rank * each : (rank + 1) * each]
             if part.numel():
                 tensors[save_load.shard_key("fp32", f"draft_model.{name}", rank * each)] = part
-        begin = save_load.header({key: tensor.numel() for key, tensor in tensors.items()}, {})
+        begin = save_load.header({key: tensor.numel() for key, tensor in tensors.items()})
         save_load.write_shard(slot / file, begin, tensors.values())
     shapes = {f"draft_model.{name}": list(tensor.shape) for name, tensor in state.items()}
     content = {"step": 5, "shapes": shapes, "files": describe_files(slot, names), "identity": {"recipe": recipe}}
