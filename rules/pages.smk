@@ -28,6 +28,7 @@ use rule evaluate as evaluate_bench with:
     params:
         settings=from_plan(BENCH.evaluation_settings),
         raw=from_plan(BENCH_ANSWERS.evaluation_options),
+        drafter=from_plan_and_input(BENCH.drafter_options),
 
 
 use rule report as report_bench with:
@@ -51,6 +52,8 @@ use rule report as report_bench with:
     localrule: True
     params:
         settings=from_plan(partial(BENCH.evaluation_settings, drafter=WITH_LOOKUP)),
+        gates=from_plan(BENCH.gates),
+        variants=from_plan(BENCH.report_variants),
 
 
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.
