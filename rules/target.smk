@@ -111,7 +111,7 @@ rule dequantize_target:
     envmodules:
         *ENVMODULES,
     resources:
-        mem_mb=32000,
+        mem_mb=64000,
         runtime="2h",
     params:
         source=from_plan(PLAN.model_source),

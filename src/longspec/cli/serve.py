@@ -87,6 +87,8 @@ def run(options: argparse.Namespace) -> int:
         return 0
     served = methods.served(config["draft"], engine.name)
     folder = served.folder(draft)
+    if not folder.is_dir():  # of a draft from before this layout
+        raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     python = options.python or section.interpreter(engine)
     check_interpreter(python, engine)
     target = Path(config["target_path"])

@@ -49,7 +49,7 @@ class LayerShape:
 
     __pydantic_config__ = KNOWN
     layers: Annotated[
-        list[Whole] | None, means("the target's layers whose inputs are read; null: 2, L // 2 and L - 3 of L layers")
+        list[Whole] | None, means("the target's layers whose inputs are read, DFlash's from 1 on; null: 2, L // 2, L - 3")
     ] = None
     vocabulary: Vocabulary = None
     vocabulary_from: Annotated[

@@ -153,15 +153,17 @@ class LossSums:
 
 # Float32 chunks [tokens, V] at once: two models' logits, a softmax, the gradient, a temporary; two of the chunk before.
 LOGITS_ALIVE, LOGITS_BEFORE = 5, 2
+OF_ACCEPTANCE = 3  # more of them, for what acceptance_loss makes of two distributions
 # A sparse teacher's: the draft's logits, both gradients and a temporary, of which soft labels alone need half.
 SPARSE_ALIVE, SPARSE_BEFORE = 4, 1
 
 
-def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bool = False) -> int:
+def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bool = False, kind: str = SOFT) -> int:
     """Bytes of the logits that are alive at once while the loss of so many tokens is taken; `sparse`: of a sparse teacher's."""
     chunk = chunk_tokens(vocabulary, device)
     alive, before = (SPARSE_ALIVE, SPARSE_BEFORE) if sparse else (LOGITS_ALIVE, LOGITS_BEFORE)
-    return min(tokens, chunk) * vocabulary * 4 * (alive + (before if tokens > chunk else 0))
+    more = OF_ACCEPTANCE if kind in (TV, LK) and not sparse else 0
+    return min(tokens, chunk) * vocabulary * 4 * (alive + more + (before if tokens > chunk else 0))
 
 
 @dataclass(frozen=True)
@@ -186,7 +188,8 @@ class _DenseLabels:
         p_CV = (self.teacher_CV if at_one else self.teacher_CV / temperature).softmax(-1)
         log_q_CV = (logits_CV if at_one else logits_CV / temperature).log_softmax(-1)
         if kind != SOFT:
-            loss_C, gradient_CV = acceptance_loss(kind, p_CV, log_q_CV.exp(), -(p_CV * log_q_CV).sum(-1))
+            entropy_C = -(p_CV * log_q_CV).sum(-1)
+            loss_C, gradient_CV = acceptance_loss(kind, p_CV, log_q_CV.exp_(), entropy_C)
             return loss_C.sum(), gradient_CV
         loss = -torch.dot(p_CV.flatten(), log_q_CV.flatten())
         return loss, log_q_CV.exp_().sub_(p_CV)

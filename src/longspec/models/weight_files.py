@@ -3,6 +3,8 @@
 Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
 """
 
+import errno
+import os
 import pickle
 import re
 import zipfile
@@ -26,11 +28,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # of wei
 
 @contextmanager
 def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") -> Iterator[None]:
-    """Raise ValueError with the path for whatever its bytes make a library raise: there is no end to what these are."""
+    """Raise ValueError with the path for whatever its bytes make a library raise: there is no end to what these are.
+
+    A lack of memory says nothing of the file.
+    """
     try:
         yield
+    except MemoryError:
+        raise
     except Exception as error:
         told = f"{type(error).__name__}: {brief(error)}"
+        if os.strerror(errno.ENOMEM) in str(error):
+            raise ValueError(f"{path}: no memory is left to map it ({told}); raise the limit, such as ulimit -v") from error
         raise ValueError(f"{path}: {wrong} ({told}); save, copy or download it again") from error
 
 

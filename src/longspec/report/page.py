@@ -77,7 +77,7 @@ def render(
         short_of_prompts=[f"{task}: {n} of {settings.prompts}" for task, n in measured.items() if n < settings.prompts],
         left_out=[f"{task}: {count} prompts" for task, count in left_out.items()],
         fewest=FEWEST,
-        labels={methods.soft_labels(recipe) for recipe in trained},
+        labels={methods.soft_labels(recipe) for recipe in trained if methods.loss_weight(recipe) is not None},
         weighted=sorted({round(weight, 3) for recipe in trained if (weight := methods.loss_weight(recipe)) not in (None, 1)}),
         unlike_nats=any(methods.loss_weight(recipe) is None for recipe in trained),
         partial=any(methods.vocabulary_size(recipe) for recipe in trained),

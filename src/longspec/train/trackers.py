@@ -183,8 +183,8 @@ class Trackers(AbstractContextManager["Trackers"]):
             folder.mkdir(parents=True, exist_ok=True)
             step = rows[-1]["step"] if rows and name in known else 0
             # An offline run is sent all steps: uploaded after it, the folders of earlier starts would leave less of it.
-            for earlier in folder.glob(f"{name}/*run-*-{run_id}") if runtime.tracker_mode == OFFLINE else ():
-                shutil.rmtree(earlier)
+            kept = {"wandb": "offline-run", "swanlab": "run"}.get(name)
+            earlier = list(folder.glob(f"{name}/{kept}-*-{run_id}")) if kept and runtime.tracker_mode == OFFLINE else []
             try:
                 self.trackers[name] = TRACKERS[name](run | {"id": run_id}, folder, step)
             except Exception as error:  # each service has its own kinds
@@ -192,6 +192,8 @@ class Trackers(AbstractContextManager["Trackers"]):
                     f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set "
                     f"runtime.tracker_mode: offline, or take {name} out"
                 ) from error
+            for each in earlier:
+                shutil.rmtree(each)
             for row in rows:
                 self._send(name, row)
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from longspec.atomic_files import check_files, describe_files, read_json, write_manifest
+from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_manifest
 from longspec.data.hub.names import CARD, Source, UnavailableError, choose, parse
 from longspec.data.read.source_files import ARCHIVE, kind_of
 from longspec.shown import FULL, brief
 
 LOG = logging.getLogger(__name__)
 FILES = "files"
+BY_HAND = "placed by hand"  # the commit of files that an earlier version has pinned so
 MANIFEST = "data/hub/{dataset}/manifest.json"
 Manifest = dict[str, Any]
 Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFile
@@ -62,17 +63,23 @@ def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
     return commit, found
 
 
+def _has_bytes_of(remote: Remote, path: Path) -> bool:
+    return path.stat().st_size == remote.size and (not remote.lfs or sha256_file(path) == remote.lfs.sha256)
+
+
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
     """Bring what is not there yet, or has other bytes than at this commit."""
     names = [escape(name) for name in files]
     with _hub() as api:
         api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
     # When the hub refuses a file, an older one that is here is taken for it.
-    damaged = [name for name, remote in files.items() if (folder / name).stat().st_size != remote.size]
+    if missing := [name for name in files if not (folder / name).is_file()]:
+        raise UnavailableError(f"the hub gives no {missing[0]}")
+    damaged = [name for name, remote in files.items() if not _has_bytes_of(remote, folder / name)]
     for name in damaged:
         (folder / name).unlink()
     if damaged:
-        raise ValueError(f"{source.text}: {damaged[0]}: what arrived has another size than at commit {commit}; fetch again")
+        raise ValueError(f"{source.text}: {damaged[0]}: what arrived are not the bytes of commit {commit}; fetch again")
 
 
 def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> dict[str, Remote]:
@@ -100,7 +107,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
     advice = "remove the file to fetch it again; to train on a version of your own, name that file as the source"
     check_files(out.parent, there, out, once=True, advice=advice)
     is_whole = kept is not None and there == kept["files"]
-    if kept and is_whole and kept["commit"] == revision:
+    if kept and is_whole and kept["commit"] in (revision, BY_HAND):
         return kept
     try:
         commit, remote = _look_up(source, revision)

@@ -19,6 +19,7 @@ from longspec.data.read.record_checks import RecordError
 BATCH = 8 << 20  # bytes of rows decoded at once, by the file's own average
 BEYOND_JSON = (ValueError, TypeError)  # NaN, text that is no UTF-8; a type such as UUID
 _encode = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+_encode_unescaped = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def read(path: Path, limit: int, notes: Notes) -> Iterator[Item]:
@@ -69,6 +70,6 @@ def _item(path: Path, number: int, batch: pa.RecordBatch, place: int, limit: int
             notes.add(path, f"column {name}: JSON cannot hold a value; left out of its record", number)
     # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
     text = _encode(values).encode()
-    if len(text) > limit:
+    if len(text) > limit and len(_encode_unescaped(values).encode()) > limit:
         return Item(str(path), number, b"", None, error=RecordError("row", f"is longer than {limit / 1e6:g} MB (max_line_mb)"))
     return Item(str(path), number, text, values, text)

@@ -37,7 +37,9 @@ OPTIONAL = ("layer_types", "sliding_window", "dtype")  # without a window, and o
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
-    """Write the folder. Raises ValueError as of exported_draft."""
+    """Write the folder. Raises ValueError as of exported_draft, and for a context."""
+    if context is not None:
+        raise ValueError(f"--context: {context}: the layout speculators has the draft's own; leave it out")
     draft = exported_draft.read(folder, METHOD, "speculators", context)
     config = draft.content
     with telling_damage(folder / CONFIG, "is no configuration of a draft"):

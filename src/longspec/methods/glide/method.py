@@ -116,7 +116,7 @@ def memory(
     labels = 3 * hidden * element if top_k is None else 2 * hidden * element + TOP_BYTES * top_k
     return DraftMemory(
         kept=kept * tokens,
-        losses=loss_bytes(config.vocab_size, tokens, device, sparse=top_k is not None) + labels * tokens,
+        losses=loss_bytes(config.vocab_size, tokens, device, sparse=top_k is not None, kind=settings.loss) + labels * tokens,
         backward=(2 * ffn + hidden) * element * tokens,
     )
 
