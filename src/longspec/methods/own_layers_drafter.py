@@ -19,9 +19,8 @@ from longspec.states.tensors import HIDDEN
 class OwnLayersDrafter(Drafter):
     """Proposes by layers beside their target. Chains are drawn from the draft when sampling, trees are its beams.
 
-    caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of
-    tensors by row; None before the first. Raises
-    ValueError for settings whose draft vocabulary was not read.
+    caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of tensors by
+    row; None before the first. Raises ValueError for settings whose draft vocabulary was not read.
     """
 
     caches: list[OwnCache]
