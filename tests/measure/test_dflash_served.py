@@ -4,7 +4,6 @@ The draft is that of the first stage of demo-dflash, whose blocks have a slot mo
 """
 
 import shutil
-import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -104,13 +103,13 @@ def test_a_block_one_position_further_is_seen(
     whole: Measured, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     """Of ours, since no file says positions."""
-    rope = DFlashDrafter._rope
+    embedded = DFlashDrafter.embedded
 
-    def further(self: DFlashDrafter, like: torch.Tensor, positions: torch.Tensor) -> Any:
-        return rope(self, like, positions + (sys._getframe(1).f_code.co_name == "logits"))
+    def further(self: DFlashDrafter, tokens: torch.Tensor, positions: torch.Tensor) -> Any:
+        return embedded(self, tokens, positions + 1)
 
     theirs = lines(whole, engine)
-    monkeypatch.setattr(DFlashDrafter, "_rope", further)
+    monkeypatch.setattr(DFlashDrafter, "embedded", further)
     assert is_seen(theirs, whole.lines(tmp_path / "ours.jsonl"))
 
 
