@@ -60,6 +60,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 GREEDY = Setting(0.0, 3)
+OLDER = "results/demo/sinkpi-slicing/final_draft"  # from before vLLM's layout was made with it
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
 PROMPTS = [Prompt("short", number, number, [1, 2, 3], 8) for number in range(2)]
 
@@ -126,10 +127,22 @@ def test_only_what_was_measured_is_compared_and_clearly_less_fails_the_check(set
     assert "vLLM keeps clearly less than our evaluation: docs/serve.md, 'When less is" in capsys.readouterr().out
 
 
-def test_what_cannot_be_served_is_refused_with_what_to_type(settings: Settings, capsys: Any) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["demo-eagle3"], f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3"),
+        (["demo"], f"{OLDER}/vllm: missing; make it by: longspec export {OLDER} --layout vllm"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_with_what_to_type(
+    settings: Settings, capsys: Any, arguments: list[str], message: str
+) -> None:
+    write_json(
+        Path("results/demo/sinkpi-slicing/final_draft/config.json"), {"draft": "glide", "target_path": "models/demo/target"}
+    )
     with pytest.raises(SystemExit):
-        main(["serve", "demo-eagle3"])
-    assert f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3" in capsys.readouterr().err
+        main(["serve", *arguments])
+    assert message in capsys.readouterr().err
 
 
 def test_a_server_that_ends_says_its_last_words(
@@ -138,7 +151,8 @@ def test_a_server_that_ends_says_its_last_words(
     """Of a GLIDE draft, whose plugin wants another model runner than the one that vLLM takes on GPUs."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
     monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
-    write_json(Path("results/demo/sinkpi-slicing/final_draft/config.json"), {"draft": "glide", "target_path": TARGET})
+    write_json(Path(f"{OLDER}/config.json"), {"draft": "glide", "target_path": TARGET})
+    Path(f"{OLDER}/vllm").mkdir()
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho no memory left for V2=$VLLM_USE_V2_MODEL_RUNNER\nexit 3\n")
     broken.chmod(0o755)
