@@ -185,7 +185,7 @@ rule report:
         "timings/report/{run}.tsv"
     localrule: True
     params:
-        settings=from_plan(partial(PLAN.evaluation_settings, drafter=WITH_LOOKUP)),
+        settings=from_plan(PLAN.report_settings),
         gates=from_plan(PLAN.gates),
         model=subpath(input.target, parent=True),
         variants=from_plan(PLAN.report_variants),

@@ -51,7 +51,7 @@ use rule report as report_bench with:
         run=one_of(BENCH.evaluation_of),
     localrule: True
     params:
-        settings=from_plan(partial(BENCH.evaluation_settings, drafter=WITH_LOOKUP)),
+        settings=from_plan(BENCH.report_settings),
         gates=from_plan(BENCH.gates),
         variants=from_plan(BENCH.report_variants),
 

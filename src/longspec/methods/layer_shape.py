@@ -78,7 +78,7 @@ class LayerShape:
 
 @dataclass(kw_only=True)
 class LayerSettings(LayerShape):
-    """What the settings of such drafts have beside the keys of recipe.method and recipe.draft.
+    """Hold the settings of such a draft: the keys of recipe.method, and its draft vocabulary.
 
     ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
     decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.

@@ -1,4 +1,4 @@
-"""What drafts share that have decoder layers, a projection of the target's hidden states and perhaps a head of their own.
+"""Share what EAGLE-3-like and block drafts have alike: layers of their own that read the target's hidden states.
 
 Shapes: B rows, S tokens, N tokens whose next one is trained, H hidden width, R the part of a head that is rotated, V draft
 vocabulary.
@@ -107,7 +107,7 @@ class OwnLayersTrainer(DraftTrainer):
 
 
 class OwnLayersMethod(Method):
-    """What the methods of such drafts answer alike (methods/contract.py).
+    """Answer the contract (methods/contract.py) where such methods answer alike.
 
     schema: the method's Settings; trained_by: its trainer; layer: its module. hints: what else may be at fault in a file, by a
     part of the name of a tensor that is missing or unknown.

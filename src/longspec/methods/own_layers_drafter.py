@@ -1,4 +1,4 @@
-"""What drafters share whose draft reads inputs of the target's layers and has decoder layers of its own.
+"""Share what drafters have alike whose draft has layers of its own and reads inputs of the target's layers.
 
 Shapes: B rows, W tokens, H hidden width, V draft vocabulary.
 """

@@ -36,6 +36,10 @@ class MeasuringPlan(Choices):
         left_out |= set() if drafter == WITH_LOOKUP else {"with_lookup"}
         return json.dumps({key: value for key, value in section.items() if key not in left_out}, sort_keys=True)
 
+    def report_settings(self, run: str) -> str:
+        """Return the whole section, by which a report is made."""
+        return self.evaluation_settings(run, WITH_LOOKUP)
+
     def gates(self, run: str) -> str:
         """Return the gates of a run as canonical JSON."""
         return json.dumps(self.gates_of(run), sort_keys=True)
