@@ -27,7 +27,7 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     results/{run}/serves.html                 its page
     results/{run}/gates.json                  that the draft is good enough
     results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/pages.smk
-    logs/, timings/                           one file a job
+    logs/                                     one file a job
 """
 
 from collections import defaultdict

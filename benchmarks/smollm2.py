@@ -1,11 +1,10 @@
 """What `make smollm2` took and brought, in the clone in which it has ended: python benchmarks/smollm2.py
 
-Seconds of the whole, as Snakemake tells them at the end of its log, and of each job's last attempt; acceptance length, speed
+Seconds of the whole, as Snakemake tells them at the end of its log; acceptance length, speed
 and differences from plain decoding by the report. Bars: 100 minutes on two cores with instructions for bfloat16; 2.0 tokens a
 round; 1.4 times plain decoding's speed.
 """
 
-import csv
 import json
 import re
 from datetime import timedelta
@@ -28,15 +27,6 @@ def seconds_of_the_whole() -> float:
     return sum(times, timedelta()).total_seconds()
 
 
-def seconds_by_job() -> dict[str, float]:
-    """Of each job that took a second or more, by the path of its file in timings/."""
-    found = {}
-    for path in sorted(Path("timings").rglob("*.tsv")):
-        (row,) = csv.DictReader(path.open(), delimiter="\t")
-        found[path.relative_to("timings").with_suffix("").as_posix()] = float(row["s"])
-    return {job: seconds for job, seconds in found.items() if seconds >= 1 and "smollm2" in job}
-
-
 def main() -> None:
     """Collect, hold against the bars, write."""
     report: dict[str, Any] = json.loads(Path(f"results/{RUN}/report.json").read_text())
@@ -52,7 +42,6 @@ def main() -> None:
     numbers = {
         "machine": ran_on,
         "seconds": whole,
-        "seconds_by_job": seconds_by_job(),
         "acceptance_length": length,
         "speed_up": {drafter: of["speed_up"] for drafter, of in speed.items()},
         "lossless": report["lossless"][VARIANT],

@@ -12,8 +12,6 @@ rule answer:
         f"{paths.ANSWERS}/{{part}}-of-{{parts}}/shard.json",
     log:
         "logs/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.log",
-    benchmark:
-        "timings/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.computed),
     envmodules:
@@ -40,8 +38,6 @@ rule answer:
 use rule answer as ask with:
     log:
         "logs/ask/{model}/{dataset}/{answering}/{part}-of-{parts}.log",
-    benchmark:
-        "timings/ask/{model}/{dataset}/{answering}/{part}-of-{parts}.tsv"
     wildcard_constraints:
         dataset=one_of(ANSWERS.asked),
     threads: 1

@@ -28,8 +28,6 @@ rule raw:
         records=collect("data/raw/{{dataset}}/{part}.jsonl", part=["train", "held_out"]),
     log:
         "logs/raw/{dataset}.log",
-    benchmark:
-        "timings/raw/{dataset}.tsv"
     resources:
         mem_mb=8000,
         runtime="4h",
@@ -52,8 +50,6 @@ rule tokenize:
         rows="data/tokens/{model}/{dataset}/{shard}.arrow",
     log:
         "logs/tokenize/{model}/{dataset}/{shard}.log",
-    benchmark:
-        "timings/tokenize/{model}/{dataset}/{shard}.tsv"
     threads: shard_threads
     resources:
         cpus_per_task=job_threads,
@@ -76,8 +72,6 @@ rule pack:
         rows=paths.PACKED.replace("manifest.json", "rows.arrow"),
     log:
         "logs/pack/{model}/{dataset}-{collation}-{length}-{overlong}.log",
-    benchmark:
-        "timings/pack/{model}/{dataset}-{collation}-{length}-{overlong}.tsv"
     resources:
         mem_mb=16000,
         runtime="4h",

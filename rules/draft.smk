@@ -32,8 +32,6 @@ rule import_draft:
         ),
     log:
         "logs/import_draft/{run}/{variant}.log",
-    benchmark:
-        "timings/import_draft/{run}/{variant}.tsv"
     wildcard_constraints:
         run=one_of(PLAN.begun_runs),
     priority: 1
@@ -59,8 +57,6 @@ rule extract:
         ),
     log:
         "logs/extract/{run}/{variant}/{stage}.log",
-    benchmark:
-        "timings/extract/{run}/{variant}/{stage}.tsv"
     priority: 1
     resources:
         mem_mb=16000,
@@ -87,8 +83,6 @@ rule evaluate:
         paths.EVALUATED,
     log:
         "logs/evaluate/{run}/{variant}/{drafter}.log",
-    benchmark:
-        "timings/evaluate/{run}/{variant}/{drafter}.tsv"
     envmodules:
         *ENVMODULES,
     threads: 1
@@ -147,8 +141,6 @@ rule assemble_final_draft:
         ),
     log:
         "logs/assemble_final_draft/{run}/{variant}.log",
-    benchmark:
-        "timings/assemble_final_draft/{run}/{variant}.tsv"
     localrule: True
     params:
         published=from_plan_and_input(PLAN.published_option),
@@ -172,17 +164,10 @@ rule report:
         drafts=from_plan(PLAN.final_drafts),
         vocabularies=from_plan(PLAN.report_vocabularies),
     output:
-        page=report(
-            paths.PAGE,
-            caption="captions/report.rst",
-            category="Drafts",
-            labels={"run": "{run}"},
-        ),
+        page=paths.PAGE,
         numbers=paths.NUMBERS,
     log:
         "logs/report/{run}.log",
-    benchmark:
-        "timings/report/{run}.tsv"
     localrule: True
     params:
         settings=from_plan(PLAN.report_settings),

@@ -21,8 +21,6 @@ use rule evaluate as evaluate_bench with:
         paths.BENCHED,
     log:
         "logs/evaluate_bench/{run}/{variant}/{drafter}.log",
-    benchmark:
-        "timings/evaluate_bench/{run}/{variant}/{drafter}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
     params:
@@ -45,8 +43,6 @@ use rule report as report_bench with:
         numbers=paths.BENCH_PAGE.replace(".html", ".json"),
     log:
         "logs/report_bench/{run}.log",
-    benchmark:
-        "timings/report_bench/{run}.tsv"
     wildcard_constraints:
         run=one_of(BENCH.evaluation_of),
     localrule: True
@@ -69,12 +65,7 @@ rule compare_runs:
         first=paths.NUMBERS.replace("{run}", "{first}"),
         second=paths.NUMBERS.replace("{run}", "{second}"),
     output:
-        page=report(
-            f"{paths.COMPARED}.html",
-            caption="captions/compare.rst",
-            category="Comparisons",
-            labels={"first": "{first}", "second": "{second}"},
-        ),
+        page=f"{paths.COMPARED}.html",
         numbers=f"{paths.COMPARED}.json",
     log:
         "logs/compare_runs/{first}_{second}.log",

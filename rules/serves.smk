@@ -20,8 +20,6 @@ use rule evaluate as evaluate_served with:
         paths.SERVED,
     log:
         "logs/evaluate_served/{run}/{variant}/{engine}.log",
-    benchmark:
-        "timings/evaluate_served/{run}/{variant}/{engine}.tsv"
     wildcard_constraints:
         run=one_of(PLAN.runs),
     resources:
@@ -42,12 +40,7 @@ rule serves_page:
         stages=from_plan(PLAN.stage_files),
         drafts=from_plan(PLAN.final_drafts),
     output:
-        page=report(
-            paths.SERVES_PAGE,
-            caption="captions/serves.rst",
-            category="Served drafts",
-            labels={"run": "{run}"},
-        ),
+        page=paths.SERVES_PAGE,
         numbers=paths.SERVES_PAGE.replace(".html", ".json"),
     log:
         "logs/serves_page/{run}.log",

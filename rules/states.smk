@@ -13,8 +13,6 @@ rule build_states:
         shard=f"{paths.STATES}/{{part}}-of-{{parts}}/shard.json",
     log:
         "logs/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.log",
-    benchmark:
-        "timings/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.tsv"
     priority: 1
     envmodules:
         *ENVMODULES,
@@ -44,8 +42,6 @@ use rule build_states as held_out_states with:
         contents=f"{paths.STATES}/held-out-{{number}}/contents.json",
     log:
         "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
-    benchmark:
-        "timings/held_out_states/{model}/{rows}/{declaration}/{number}.tsv"
 
 
 # contents.json is the same whichever machines have built the states.

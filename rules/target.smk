@@ -23,8 +23,6 @@ rule build_tokenizer:
         paths.TOKENIZER,
     log:
         "logs/build_tokenizer/{model}.log",
-    benchmark:
-        "timings/build_tokenizer/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.built),
     resources:
@@ -46,8 +44,6 @@ rule train_target:
         paths.TARGET,
     log:
         "logs/train_target/{model}.log",
-    benchmark:
-        "timings/train_target/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.built),
     envmodules:
@@ -104,8 +100,6 @@ rule dequantize_target:
         tokenizer=paths.TOKENIZER,
     log:
         "logs/dequantize_target/{model}.log",
-    benchmark:
-        "timings/dequantize_target/{model}.tsv"
     wildcard_constraints:
         model=one_of(PLAN.of_gguf),
     envmodules:

@@ -25,8 +25,6 @@ rule draft_vocabulary:
         paths.DRAFT_VOCABULARY,
     log:
         "logs/draft_vocabulary/{run}/{variant}/{size}.log",
-    benchmark:
-        "timings/draft_vocabulary/{run}/{variant}/{size}.tsv"
     resources:
         mem_mb=8000,
         runtime="4h",
@@ -59,8 +57,6 @@ rule train:
         metrics=f"{paths.STAGE}/metrics.jsonl",
     log:
         "logs/train/{run}/{variant}/{stage}.log",
-    benchmark:
-        "timings/train/{run}/{variant}/{stage}.tsv"
     priority: 1
     envmodules:
         *ENVMODULES,
