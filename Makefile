@@ -59,7 +59,7 @@ smollm2: $(VENV)/.stamp-train | $(TMPDIR)
 	longspec train $(SMOLLM2) $(SMOLLM2_THREADS)
 
 smollm2-bench: $(VENV)/.stamp-train | $(TMPDIR)
-	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS) evaluate_bench=2
+	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS)
 	@echo "Reports: results/compare/smollm2-glide_smollm2-eagle3.html, results/smollm2-glide/bench.html, results/smollm2-eagle3/bench.html"
 
 # Many tests wait for jobs that they have started, so three at a time keep two cores busy.

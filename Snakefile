@@ -18,8 +18,8 @@ Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.work
     R/draft/                                  its extracted draft                       rules/draft.smk
     P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
     P/evaluation/{drafter}.jsonl              acceptance and speed
-    P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`     rules/pages.smk
-    P/serves/{engine}.jsonl                   the final draft in each engine, `snakemake serves`           rules/serves.smk
+    P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`
+    P/serves/{engine}.jsonl                   the final draft in each engine, `snakemake serves`
     P/final_stage.json                        which stage is published, where it is chosen
     P/final_draft/                            what is published
     results/{run}/report.html                 the page a person reads
@@ -57,7 +57,6 @@ include: "rules/train.smk"
 include: "rules/preflight.smk"
 include: "rules/draft.smk"
 include: "rules/pages.smk"
-include: "rules/serves.smk"
 include: "rules/upstream.smk"
 
 
@@ -103,6 +102,6 @@ onerror:
 rule final_draft:
     default_target: True
     input:
-        reports=collect([paths.PAGE, paths.NUMBERS], run=PLAN.runs),
+        reports=collect([paths.REPORT, paths.NUMBERS], run=PLAN.runs),
         gates=collect(paths.GATES, run=PLAN.runs),
         drafts=PLAN.all_final_drafts(),

@@ -12,7 +12,6 @@ from snakemake.logging import logger
 from snakemake.utils import update_config
 
 from longspec.config import COLLATIONS, OVERLONG
-from longspec.config.names import WITH_LOOKUP
 from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
@@ -64,6 +63,14 @@ with one_line_errors():
     if workflow.is_main_process:
         STATES.forget_copies()
 
+# Who answers for a measurement, by the wildcard `measured`, and for the page of it.
+MEASURED = {
+    "evaluation": [PLAN, ANSWERS],
+    "report": [PLAN],
+    "bench": [BENCH, BENCH_ANSWERS],
+    "serves": [SERVES, PLAN, ANSWERS],
+}
+
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
 ENVMODULES = PLAN.settings.get("envmodules", [])
 
@@ -85,8 +92,7 @@ wildcard_constraints:
     variant=one_of(each for run in PLAN.variants.values() for each in run),
     stage=one_of(each for run in PLAN.stages.values() for each in run),
     section="recipe|runtime",
-    drafter=one_of(PLAN.drafters),
-    engine=one_of([OURS, *ENGINES]),
+    drafter=one_of([*PLAN.drafters, OURS, *ENGINES]),
     model=one_of(PLAN.models),
     dataset=one_of([*PLAN.data, *HUB_PROMPTS]),
     answering=one_of(ANSWERS.answerings),
@@ -103,7 +109,14 @@ wildcard_constraints:
 
 
 def answer_to(question, known):
-    """Ask the plan: each argument is what is known under its name, where there is one."""
+    """Ask the plan: each argument is what is known under its name, where there is one. A question that is a name is asked of the
+    first who knows it of those that answer for this measurement.
+    """
+    if isinstance(question, str):
+        others = MEASURED[known["measured"]]
+        question = next(
+            getattr(each, question) for each in others if hasattr(each, question)
+        )
     names = inspect.signature(question).parameters
     return question(**{name: known[name] for name in names if name in known})
 

@@ -75,14 +75,16 @@ rule evaluate:
     input:
         target=from_plan(PLAN.target),
         recipe=from_plan(PLAN.drafter_recipe),
-        draft=from_plan(PLAN.drafter_weights),
-        vocabulary=from_plan(PLAN.drafter_vocabulary),
-        raw=from_plan(ANSWERS.evaluation_records),
-        prompts=from_plan(PLAN.task_files),
+        draft=from_plan("drafter_weights"),
+        vocabulary=from_plan("drafter_vocabulary"),
+        raw=from_plan("evaluation_records"),
+        prompts=from_plan("task_files"),
     output:
-        paths.EVALUATED,
+        paths.MEASURED,
     log:
-        "logs/evaluate/{run}/{variant}/{drafter}.log",
+        "logs/evaluate/{run}/{variant}/{measured}/{drafter}.log",
+    wildcard_constraints:
+        measured="evaluation|bench|serves",
     envmodules:
         *ENVMODULES,
     threads: 1
@@ -94,12 +96,13 @@ rule evaluate:
         mem_mb=8000,
         runtime="4h",
     params:
-        settings=from_plan(PLAN.evaluation_settings),
-        raw=from_plan(ANSWERS.evaluation_options),
-        drafter=from_plan_and_input(PLAN.drafter_options),
+        settings=from_plan("evaluation_settings"),
+        raw=from_plan("evaluation_options"),
+        drafter=from_plan_and_input("drafter_options"),
+        ranks=decoding_ranks,
         vocabulary=option_with_files("--vocabulary", "vocabulary"),
     shell:
-        "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        "python -m longspec.cluster launch --plain --ranks {params.ranks:q} --cpus {resources.cpus_per_task:q}"
         " -- longspec.measure evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
@@ -156,24 +159,26 @@ rule assemble_final_draft:
 rule report:
     input:
         target=from_plan(PLAN.target),
-        raw=from_plan(PLAN.report_records),
+        raw=from_plan("report_records"),
         answers=from_plan(ANSWERS.trained),
         packed=from_plan(PLAN.trained_rows),
         stages=from_plan(PLAN.stage_files),
-        evaluations=from_plan(PLAN.evaluations),
+        evaluations=from_plan("evaluations"),
         drafts=from_plan(PLAN.final_drafts),
-        vocabularies=from_plan(PLAN.report_vocabularies),
+        vocabularies=from_plan("report_vocabularies"),
     output:
         page=paths.PAGE,
-        numbers=paths.NUMBERS,
+        numbers=paths.PAGE.replace(".html", ".json"),
     log:
-        "logs/report/{run}.log",
+        "logs/report/{run}/{measured}.log",
+    wildcard_constraints:
+        measured="report|bench",
     localrule: True
     params:
-        settings=from_plan(PLAN.report_settings),
+        settings=from_plan("report_settings"),
         gates=from_plan(PLAN.gates),
         model=subpath(input.target, parent=True),
-        variants=from_plan(PLAN.report_variants),
+        variants=from_plan("report_variants"),
         vocabularies=from_plan_and_input(PLAN.report_vocabulary_options),
         answers=option_with_files("--answers", "answers"),
     shell:
@@ -186,7 +191,7 @@ rule report:
 # After the report, so that a page shows why when it fails.
 rule check_gates:
     input:
-        page=paths.PAGE,
+        page=paths.REPORT,
         numbers=paths.NUMBERS,
     output:
         paths.GATES,

@@ -1,55 +1,12 @@
-# Pages beside a run's own: `snakemake bench` and `snakemake compare`.
+# Pages beside a run's own: `snakemake bench`, `snakemake compare` and `snakemake serves`.
+
+SERVES_PAGE = paths.PAGE.replace("{measured}", "serves")
 
 
 # What runs measure apart (evaluation.bench), such as prompts as long as the target reads.
-
-
 rule bench:
     input:
         checked(BENCH.pages),
-
-
-use rule evaluate as evaluate_bench with:
-    input:
-        target=from_plan(BENCH.target),
-        recipe=from_plan(BENCH.drafter_recipe),
-        draft=from_plan(BENCH.drafter_weights),
-        vocabulary=from_plan(BENCH.drafter_vocabulary),
-        raw=from_plan(BENCH_ANSWERS.evaluation_records),
-        prompts=from_plan(BENCH.task_files),
-    output:
-        paths.BENCHED,
-    log:
-        "logs/evaluate_bench/{run}/{variant}/{drafter}.log",
-    wildcard_constraints:
-        run=one_of(BENCH.evaluation_of),
-    params:
-        settings=from_plan(BENCH.evaluation_settings),
-        raw=from_plan(BENCH_ANSWERS.evaluation_options),
-        drafter=from_plan_and_input(BENCH.drafter_options),
-
-
-use rule report as report_bench with:
-    input:
-        target=from_plan(BENCH.target),
-        raw=from_plan(BENCH.report_records),
-        packed=from_plan(BENCH.trained_rows),
-        stages=from_plan(BENCH.stage_files),
-        evaluations=from_plan(BENCH.evaluations),
-        drafts=from_plan(BENCH.final_drafts),
-        vocabularies=from_plan(BENCH.report_vocabularies),
-    output:
-        page=paths.BENCH_PAGE,
-        numbers=paths.BENCH_PAGE.replace(".html", ".json"),
-    log:
-        "logs/report_bench/{run}.log",
-    wildcard_constraints:
-        run=one_of(BENCH.evaluation_of),
-    localrule: True
-    params:
-        settings=from_plan(BENCH.report_settings),
-        gates=from_plan(BENCH.gates),
-        variants=from_plan(BENCH.report_variants),
 
 
 # Two runs side by side: snakemake compare --config 'runs=[a,b]'.
@@ -78,3 +35,42 @@ rule compare_runs:
     shell:
         "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"
         " --out {output.page:q} > {log:q} 2>&1"
+
+
+# The final draft in our own loop and in each engine that is installed, side by side: snakemake serves --config 'runs=[mine]'.
+rule serves:
+    input:
+        checked(SERVES.pages),
+    localrule: True
+
+
+rule serves_page:
+    input:
+        evaluations=from_plan(SERVES.evaluations),
+        stages=from_plan(PLAN.stage_files),
+        drafts=from_plan(PLAN.final_drafts),
+    output:
+        page=SERVES_PAGE,
+        numbers=SERVES_PAGE.replace(".html", ".json"),
+    log:
+        "logs/serves_page/{run}.log",
+    wildcard_constraints:
+        run=one_of(PLAN.runs),
+    localrule: True
+    params:
+        standings=from_plan(SERVES.page_settings),
+        variants=from_plan(PLAN.report_variants),
+    shell:
+        "python -m longspec.report.serves --run {wildcards.run:q} {params.variants} --standings {params.standings:q}"
+        " --out {output.page:q} > {log:q} 2>&1"
+
+
+use rule check_gates as check_serves with:
+    input:
+        page=SERVES_PAGE,
+        numbers=SERVES_PAGE.replace(".html", ".json"),
+    output:
+        paths.SERVES_GATES,
+    log:
+        "logs/check_serves/{run}.log",
+    localrule: True

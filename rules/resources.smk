@@ -51,16 +51,9 @@ def gpus_of(wildcards, resources):
 
 
 # Jobs that decode with a target: one process, or as many as `ranks` of the profile says, which split the target.
-DECODING = {
-    name: resources_of(name) for name in ("evaluate", "evaluate_bench", "answer")
-}
+DECODING = {name: resources_of(name) for name in ("evaluate", "answer")}
 
 
-def served_ranks(run, engine):
-    """Return the ranks of a measurement: our own loop's as in any evaluation; another engine is one process."""
-    return int(DECODING["evaluate"].get("ranks", 1)) if engine == OURS else 1
-
-
-def served_gpus(run, engine):
-    """Return their GPUs, in Slurm's words."""
-    return DECODING["evaluate"].get("gres", "").strip("'\"")
+def decoding_ranks(wildcards, resources):
+    """Return the ranks of a measurement; of `snakemake serves` another engine is one process."""
+    return 1 if wildcards.drafter in ENGINES else resources.ranks

@@ -59,7 +59,6 @@ MAY_IMPORT = {
     "measure.engines": set(),
     "report": {"measure", "methods"},
     "cli": {
-        "answers",
         "cluster",
         "decode",
         "train",

@@ -5,7 +5,6 @@ target, and drafted tokens that vLLM keeps behind the one that ends a text. Neit
 are the same; the bars leave room for processors on which a near-tie does.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -13,16 +12,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
-from longspec.cli import serve as serve_verb
-from longspec.config import yaml_files
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
-from longspec.measure import evaluate as verb
 from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, at_root, demo, is_as_ours, is_seen, last_recipe
 from tests.workflow.planning import copy_to
 
@@ -108,27 +103,3 @@ def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(small: Measure
         options = ("--engine", "vllm", "--serve-python", str(PYTHON), "--served-draft", str(folder))
         theirs = small.lines(folder.with_name(f"{folder.name}.jsonl"), *options)
         assert is_seen(theirs, ours) == (folder == shifted)
-
-
-def test_a_run_that_is_served_keeps_what_our_evaluation_keeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`longspec serve`: ten prompts of the run's own tasks, asked over HTTP and read off the server's counters."""
-    tasks = yaml_files.read(ROOT / "config/run/demo-eagle3.yaml")["evaluation"]["tasks"]
-    options = demo(4, 64).options(out := tmp_path / "ours.jsonl")
-    options.settings |= {"tasks": tasks, "new_tokens": 24, "shapes": [4]}
-    options.raw = [(name, Path(f"data/raw/{name}/manifest.json")) for name in ("stdlib", "stdlib-long", "puzzles")]
-    verb.evaluate(options)
-    kept = {(line["task"], line["prompt"]): line["accepted"] for line in jsonl.read(out)}
-    seen: list[list[int]] = []
-
-    def shown(served: list[int], _: Any, prompts: list[Any]) -> bool:
-        rounds = [count for prompt in prompts for count in kept[prompt.task, prompt.number]]
-        seen.extend([served, [len(rounds), *(sum(count >= place for count in rounds) for place in range(1, 5))]])
-        return False
-
-    monkeypatch.setattr(serve_verb, "show", shown)
-    words = {"variant": None, "engine": None, "port": None, "python": str(PYTHON), "minutes": 10.0, "check": True, "more": []}
-    assert serve_verb.run(argparse.Namespace(run="demo-eagle3", **words)) == 0
-    served, ours = seen
-    assert ours[0] > 80
-    assert sum(served) / served[0] == pytest.approx(sum(ours) / ours[0], rel=0.02)
-    assert [count / served[0] for count in served] == pytest.approx([count / ours[0] for count in ours], abs=0.03)

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from longspec.cli.serve import MEASURES
 from tests.workflow.planning import Workflow
 from tests.workflow.test_bench import add_bench
 
@@ -35,7 +36,7 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     told = built.output("-n", "bench")
     assert f"{P}/bench/longcot.jsonl" in told
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
-    assert jobs == {"evaluate_bench": "5", "report_bench": "1", "bench": "1", "total": "7"}
+    assert jobs == {"evaluate": "5", "report": "1", "bench": "1", "total": "7"}
     assert "--evaluations bench" in told
 
 
@@ -47,8 +48,11 @@ def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_e
     assert all(f"{P}/serves/{name}.jsonl" in told for name in ("longspec", "vllm"))
     assert f"{P}/serves/llama.cpp.jsonl" not in told
     jobs = dict(re.findall(r"^(\w+) +(\d+)$", told, re.MULTILINE))
-    assert jobs == {"evaluate_served": "2", "serves_page": "1", "check_serves": "1", "serves": "1", "total": "5"}
+    assert jobs == {"evaluate": "2", "serves_page": "1", "check_serves": "1", "serves": "1", "total": "5"}
     assert built.plan() == {}
+    built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 7.7e-3")
+    alone = built.output("-n", "serves", "--allowed-rules", *MEASURES)  # as `longspec serve` calls it
+    assert dict(re.findall(r"^(\w+) +(\d+)$", alone, re.MULTILINE)) == jobs
 
 
 def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Workflow) -> None:

@@ -1,207 +1,123 @@
-"""`longspec serve` beside a stand-in for vLLM: what it is started with, asked and what its counters are read as; which engine
-it takes.
-"""
+"""`longspec serve`: which engine it takes, what is measured before, how vLLM is started, and what to type for llama.cpp."""
 
 import json
 import shlex
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from longspec import jsonl
 from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
-from longspec.cli.engine_choice import choose, llama_cpp_commands
-from longspec.cli.serve import counted, measured, show
 from longspec.engines import ENGINES
-from longspec.measure.lines import key_of
-from longspec.measure.tasks import Prompt, Setting
 from longspec.methods.glide import settings as glide
 from tests.workflow.planning import Settings
 
-# Keeps two of three drafted tokens in each of five rounds of a completion; counts from a start that is not zero.
-SERVER = """#!{python}
-import http.server, json, sys
-words = sys.argv[1:]
-port = int(words[words.index("--port") + 1])
-asked = []
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def reply(self, text):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def do_GET(self):
-        if self.path == "/v1/models":
-            return self.reply(json.dumps({{"data": [{{"id": "the target"}}]}}))
-        assert self.path == "/metrics"
-        lines = ["# HELP vllm:spec_decode_num_drafts_total rounds"]
-        lines += ['vllm:spec_decode_num_drafts_total{{engine="0",model_name="x"}} %.1f' % (7 + 5 * len(asked))]
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-        for place, kept in enumerate((5, 5, 0)):
-            value = 3 + kept * len(asked)
-            lines += ['%s{{engine="0",model_name="x",position="%d"}} %.1f' % (name, place, value)]
-        self.reply("\\n".join(lines) + "\\n")
-
-    def do_POST(self):
-        asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        with open("asked.json", "w") as file:
-            json.dump({{"words": words, "asked": asked}}, file)
-        self.reply(json.dumps({{"choices": []}}))
-
-    def log_message(self, *_):
-        pass
-
-http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
-GREEDY = Setting(0.0, 3)
-OLDER = "results/demo/sinkpi-slicing/final_draft"  # from before vLLM's layout was made with it
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
-PROMPTS = [Prompt("short", number, number, [1, 2, 3], 8) for number in range(2)]
+GLIDE = "results/demo/sinkpi-slicing/final_draft"
+V2 = "VLLM_USE_V2_MODEL_RUNNER"
+ROW = {"engine": "vllm", "positions": [{"mean": 0.75}, {"mean": 0.5}, None], "tokens": {"mean": 2.125}, "rounds": 8}
+MEASURED = {"chain": 3, "groups": [{"prompts": 2, "tasks": ["short"], "rows": [ROW]}]}
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Path:
-    """An interpreter of vLLM's environment that is none."""
-    path = tmp_path / "python"
-    path.write_text(SERVER.format(python=sys.executable))
-    path.chmod(0o755)
-    return path
-
-
-@pytest.fixture
-def finished(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """What a finished demo-eagle3 leaves, as far as `serve` reads it; its prompts are two of a task."""
-    write_json(
-        Path("results/demo-eagle3/ttt/final_draft/config.json"), {"draft": "eagle3", "target_path": "models/demo/target"}
-    )
-    write_json(Path("results/demo-eagle3/report.json"), {"final": {"ttt": {"stage": "long"}}})
+def finished(settings: Settings) -> Settings:
+    """What finished runs of two methods leave, as far as `serve` reads it."""
+    write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET})
+    write_json(Path(f"{GLIDE}/config.json"), {"draft": "glide", "target_path": TARGET})
+    write_json(Path(f"{TARGET}/config.json"), {"model_type": "qwen2", "max_position_embeddings": 1024})
     settings.edit("config/workflow.yaml", r"shapes: \[4\]", "shapes: [3]")
-    monkeypatch.setattr(serve, "first_prompts", lambda *_: PROMPTS)
-    monkeypatch.setattr(serve, "_on_this_machine", lambda *_: ["--dtype", "float32"])
     return settings
 
 
-def write_lines(accepted: list[list[int]]) -> None:
-    """Our evaluation of the published stage, and that of another one."""
-    lines = [key_of(prompt, GREEDY) | {"accepted": each} for prompt, each in zip(PROMPTS, accepted, strict=True)]
-    folder = Path("results/demo-eagle3/ttt/evaluation")
-    folder.mkdir(parents=True, exist_ok=True)
-    jsonl.write(folder / "long.jsonl", lines)
-    jsonl.write(folder / "longcot.jsonl", [line | {"accepted": [0]} for line in lines])
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of Snakemake, which measures and ends well, and of what this process becomes."""
+    made: list[Any] = []
+
+    def measure(words: list[str]) -> Any:
+        made.append(words)
+        run = words[words.index("--config") + 1].removeprefix("run=")
+        write_json(Path(f"results/{run}/serves.json"), {"variants": dict.fromkeys(("ttt", "sinkpi-slicing"), MEASURED)})
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(serve, "subprocess", SimpleNamespace(run=measure))
+    monkeypatch.setattr(serve.os, "execve", lambda *given: made.append(given))
+    monkeypatch.setattr(serve.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv(V2, "1")
+    monkeypatch.delenv(V2)
+    return made
 
 
-def test_it_is_started_asked_and_held_against_our_evaluation(finished: Settings, engine: Path, capsys: Any) -> None:
-    write_lines([[2, 2, 1], [3, 2]])
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "demo-eagle3", "--python", str(engine), "--check", "--", "--seed", "7"])
-    assert ended.value.code == 0
-    told = json.loads(Path("asked.json").read_text())
-    words = told["words"]
-    assert words[:4] == ["-m", "vllm.entrypoints.openai.api_server", "--model", TARGET]
+def install(*names: str) -> None:
+    for name in names:
+        python = Path(ENGINES[name].python)
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch(0o755)
+
+
+def said(capsys: Any, *arguments: str) -> str:
+    """What `longspec serve` prints."""
+    with pytest.raises(SystemExit):
+        main(["serve", *arguments])
+    told = capsys.readouterr()
+    return str(told.out + told.err)
+
+
+def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], capsys: Any) -> None:
+    install("vllm")
+    told = said(capsys, "demo-eagle3", "--", "--seed", "7")
+    assert ["vllm", "0.75", "0.50", "-", "2.12", "8"] in [line.replace("│", " ").split() for line in told.splitlines()]
+    measured, (python, words, environment) = calls
+    assert measured[measured.index("serves") :] == [
+        "serves", "--config", "run=demo-eagle3", "--allowed-rules", "evaluate", "serves_page", "check_serves", "serves"
+    ]  # fmt: skip
+    assert words[:5] == [python, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET]
     draft = {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3}
     assert json.loads(words[words.index("--speculative-config") + 1]) == draft
-    assert words[-4:] == ["--dtype", "float32", "--seed", "7"]
-    assert told["asked"] == [{"model": "the target", "prompt": [1, 2, 3], "max_tokens": 9, "temperature": 0}] * 2
-    rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
-    assert ["vLLM", "1.00", "1.00", "0.00", "3.00", "10"] in rows
-    assert ["our", "evaluation", "1.00", "0.80", "0.20", "3.00", "5"] in rows
-
-
-def test_only_what_was_measured_is_compared_and_clearly_less_fails_the_check(settings: Settings, capsys: Any) -> None:
-    write_json(Path("results/demo-eagle3/report.json"), {"final": {"ttt": {"stage": "long"}}})
-    assert measured("demo-eagle3", "ttt", PROMPTS, GREEDY) is None
-    assert not show([2, 2, 0, 0], None, PROMPTS)
-    assert "there is nothing to compare with" in capsys.readouterr().out
-    write_lines([[1], [1]])
-    assert measured("demo-eagle3", "ttt", PROMPTS, GREEDY) == [2, 2, 0, 0]
-    assert measured("demo-eagle3", "ttt", [*PROMPTS, Prompt("short", 2, 2, [4], 8)], GREEDY) is None
-    assert measured("demo-eagle3", "ttt", PROMPTS, None) is None
-    assert not show([10, 10, 0, 0], [2, 2, 0, 0], PROMPTS)
-    assert show([10, 7, 0, 0], [2, 2, 0, 0], PROMPTS)
-    assert "vLLM keeps clearly less than our evaluation: docs/serve.md, 'When less is" in capsys.readouterr().out
+    assert words[-7:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--seed", "7"]
+    assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], V2 in environment) == ("1", False)
+    assert f"{GLIDE}/vllm: missing; make it by: longspec export {GLIDE} --layout vllm" in said(capsys, "demo")
+    Path(f"{GLIDE}/vllm").mkdir()
+    write_json(Path(f"{GLIDE}/vllm/config.json"), {})
+    said(capsys, "demo")
+    assert calls[-1][2][V2] == "0", "the plugin wants another model runner than the one that vLLM takes on GPUs"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("installed", "arguments", "message"),
     [
-        (["demo-eagle3"], f"{DRAFT}: there is no draft yet; make it first: longspec train demo-eagle3"),
-        (["demo"], f"{OLDER}/vllm: missing; make it by: longspec export {OLDER} --layout vllm"),
+        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then"),
+        (("llama.cpp",), ["demo"], "error: vLLM is not installed"),
+        (("llama.cpp",), ["demo-eagle3"], "longspec export"),
+        (("vllm",), ["demo-eagle3", "--engine", "llama.cpp"], "longspec export"),
+        (
+            ("vllm",),
+            ["demo", "--engine", "llama.cpp"],
+            "error: llama.cpp loads no glide drafts; vLLM does: `longspec serve",
+        ),
+        (("vllm",), ["demo-eagle3", "--variant", "tt"], "error: --variant: 'tt' is unknown; choose one of ttt"),
+        (("vllm",), ["demo-dflash"], "there is no draft yet; make it first: longspec train demo-dflash"),
     ],
 )
-def test_what_cannot_be_served_is_refused_with_what_to_type(
-    settings: Settings, capsys: Any, arguments: list[str], message: str
+def test_the_engine_that_fits_method_and_machine_is_taken(
+    finished: Settings, calls: list[Any], capsys: Any, installed: tuple[str, ...], arguments: list[str], message: str
 ) -> None:
-    write_json(
-        Path("results/demo/sinkpi-slicing/final_draft/config.json"), {"draft": "glide", "target_path": "models/demo/target"}
-    )
-    with pytest.raises(SystemExit):
-        main(["serve", *arguments])
-    assert message in capsys.readouterr().err
+    install(*installed)
+    assert message in said(capsys, *arguments)
+    assert calls == []
 
 
-def test_a_server_that_ends_says_its_last_words(
-    finished: Settings, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a GLIDE draft, whose plugin wants another model runner than the one that vLLM takes on GPUs."""
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    monkeypatch.delenv("VLLM_USE_V2_MODEL_RUNNER")
-    write_json(Path(f"{OLDER}/config.json"), {"draft": "glide", "target_path": TARGET})
-    Path(f"{OLDER}/vllm").mkdir()
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho no memory left for V2=$VLLM_USE_V2_MODEL_RUNNER\nexit 3\n")
-    broken.chmod(0o755)
-    with pytest.raises(SystemExit):
-        main(["serve", "demo", "--python", str(broken), "--check", "--port", "1"])
-    told = "the server of --python ended with exit code 3: no memory left for V2=0; all it printed: logs/serve/demo.log"
-    assert told in capsys.readouterr().err
-
-
-def test_counters_are_summed_over_engines_and_other_places_are_left_out() -> None:
-    text = (
-        'vllm:spec_decode_num_drafts_total{engine="0"} 4.0\nvllm:spec_decode_num_drafts_total{engine="1"} 1.0\n'
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 3.0\n'
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{position="0",engine="1"} 1.0\n'
-        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="10"} 9.0\n'
-        "vllm:spec_decode_num_drafts_created 1.7e+09\n"
-    )
-    assert counted(text, 2) == [5, 4, 0]
-    assert counted("", 2) == [0, 0, 0]
-
-
-def test_the_engine_that_fits_method_and_machine_is_taken(settings: Settings, tmp_path: Path, monkeypatch: Any) -> None:
-    (python := tmp_path / "python").touch(0o755)
-    none = dict.fromkeys(ENGINES, "no/python")
-    here = {name: none | {name: str(python)} for name in ENGINES}
-    taken = [choose("eagle3", None, pythons, "mine", DRAFT).name for pythons in (none, here["vllm"], here["llama.cpp"])]
-    assert taken == ["vllm", "vllm", "llama.cpp"]
-    assert choose("eagle3", "llama.cpp", here["vllm"], "mine", DRAFT).name == "llama.cpp"
-    assert choose("glide", None, here["llama.cpp"], "mine", DRAFT).name == "vllm"
-    assert choose("dflash", None, here["llama.cpp"], "mine", DRAFT).name == "llama.cpp"
-    with pytest.raises(
-        ValueError, match=r"^--engine llama\.cpp: .* loads no glide drafts; type longspec serve mine --engine vllm$"
-    ):
-        choose("glide", "llama.cpp", none, "mine", DRAFT)
-    with pytest.raises(
-        ValueError, match=r"without a server; .*: snakemake serves --config 'runs=\[mine\]'; to serve: longspec"
-    ):
-        choose("eagle3", "openvino", none, "mine", DRAFT)
+def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glide, "SERVED", {})
-    with pytest.raises(ValueError, match=f"^{DRAFT}: no engine loads glide drafts; see it at work: longspec try {DRAFT}$"):
-        choose("glide", None, none, "mine", DRAFT)
+    assert f"error: vLLM loads no glide drafts: `longspec try {GLIDE}`" in said(capsys, "demo")
 
 
 def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -> None:
     """The demo's draft has a window of 512 tokens, within which texts are kept."""
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "demo-eagle3", "--engine", "llama.cpp"])
-    assert ended.value.code == 0
-    export, server = map(shlex.split, capsys.readouterr().out.splitlines())
+    export, server = map(shlex.split, said(capsys, "demo-eagle3", "--engine", "llama.cpp").splitlines())
     beside = DRAFT.parent
     assert export[:6] == ["longspec", "export", str(DRAFT), "--layout", "gguf", "--out"]
     assert export[6:] == [str(beside / "draft.gguf"), "--target", str(beside / "target.gguf"), "--context", "512"]
@@ -209,15 +125,10 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -
     assert server[server.index("--spec-draft-n-max") + 1] == "3"
     (own := Path("mine.gguf")).touch()
     write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET, "target_source": str(own)})
-    with pytest.raises(SystemExit):
-        main(["serve", "demo-eagle3", "--engine", "llama.cpp"])
-    export, server = map(shlex.split, capsys.readouterr().out.splitlines())
+    export, server = map(shlex.split, said(capsys, "demo-eagle3", "--engine", "llama.cpp").splitlines())
     assert "--target" not in export
     assert server[:3] == ["llama-server", "-m", str(own)]
-    windowed = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes
-    export, server = llama_cpp_commands(DRAFT, {}, windowed, 4)
-    assert "--context" not in export
-    assert "--spec-type draft-dflash" in server
-    with pytest.raises(SystemExit):
-        main(["serve", "demo-eagle3", "--engine", "llama.cpp", "--check"])
-    assert "--engine llama.cpp: --check: is for vLLM, which is started here; leave it out" in capsys.readouterr().err
+    windowed: Any = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes
+    export_line, server_line = serve.llama_cpp_commands(DRAFT, {}, windowed, 4)
+    assert "--context" not in export_line
+    assert "--spec-type draft-dflash" in server_line

@@ -8,6 +8,7 @@ from longspec.workflow.serves import ServesPlan
 from tests.workflow.planning import Settings
 
 RUN = "config/run/demo-eagle3.yaml"
+MEASURED = ("longspec", "vllm", "llama.cpp")
 
 
 def install(*names: str) -> None:
@@ -26,8 +27,8 @@ def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(setti
     serves = ServesPlan(plan)
     standings = serves.standings("demo-eagle3", "ttt")
     folder = "results/demo-eagle3/ttt/serves"
-    assert serves.evaluations("demo-eagle3") == [f"{folder}/{name}.jsonl" for name in ("longspec", "vllm", "llama.cpp")]
-    sections = {name: json.loads(serves.settings("demo-eagle3", "ttt", name)) for name in ("longspec", "vllm", "llama.cpp")}
+    assert serves.evaluations("demo-eagle3") == [f"{folder}/{name}.jsonl" for name in MEASURED]
+    sections = {name: json.loads(serves.evaluation_settings("demo-eagle3", "ttt", name)) for name in MEASURED}
     for name, section in sections.items():
         found = parse(section)
         assert [(each.temperature, each.shape) for each in found.settings] == [(0, 5)]
@@ -65,6 +66,6 @@ def test_the_interpreter_that_the_evaluation_names_is_its_engines_alone(settings
     (python := tmp_path / "python").touch(0o755)
     settings.edit(RUN, "^evaluation:", f"evaluation:\n  engine: vllm\n  serve_python: {python}")
     serves = ServesPlan(settings.plan(runs=["demo-eagle3"]))
-    sections = {name: json.loads(serves.settings("demo-eagle3", "ttt", name)) for name in ("longspec", "vllm", "llama.cpp")}
+    sections = {name: json.loads(serves.evaluation_settings("demo-eagle3", "ttt", name)) for name in MEASURED}
     assert [section.get("serve_python") for section in sections.values()] == [None, str(python), None]
     assert [section.get("engine") for section in sections.values()] == [None, "vllm", "llama.cpp"]

@@ -29,23 +29,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def started(
-    command: str,
-    target: Path,
-    minutes: float,
-    output: Path,
-    *,
-    port: int | None = None,
-    keys: tuple[str, str] = ("regenerate.server", "regenerate.server_minutes"),
-) -> Iterator[str]:
+def started(command: str, target: Path, minutes: float, output: Path) -> Iterator[str]:
     """Start a server and yield its address when it answers, for the length of a block; what it prints stands in `output`.
 
-    port: None takes a free one; keys: what sets command and minutes.
     Raises ValueError for a server that cannot be started, ends otherwise, within the block too, or gives no sign of life for so
     many minutes.
     """
-    port = free_port() if port is None else port
-    words = [word.replace("{model}", str(target)).replace("{port}", str(port)) for word in shlex.split(command)]
+    port = str(free_port())
+    words = [word.replace("{model}", str(target)).replace("{port}", port) for word in shlex.split(command)]
     log(f"starting {shlex.join(words)}; it writes to {output}")
     address = f"http://127.0.0.1:{port}/v1"
     with output.open("wb") as printed:
@@ -53,14 +44,14 @@ def started(
             environment = ENVIRONMENT | os.environ
             process = subprocess.Popen(words, stdout=printed, stderr=printed, env=environment, start_new_session=True)
         except OSError as error:
-            raise ValueError(f"{keys[0]}: {words[0]} cannot be started on this machine: {error.strerror}") from error
+            raise ValueError(f"regenerate.server: {words[0]} cannot be started on this machine: {error.strerror}") from error
     guard = _guard(process)
     try:
-        _wait(process, address, minutes, output, keys)
+        _wait(process, address, minutes, output)
         yield address
     except Exception:
         if process.poll() is not None:
-            raise ValueError(_ended(process, output, keys[0])) from None
+            raise ValueError(_ended(process, output)) from None
         raise
     finally:
         _end(process)
@@ -77,7 +68,7 @@ def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path, keys: tuple[str, str]) -> None:
+def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> None:
     """Wait until the server answers. Raises ValueError for one that ends before it does, or that takes too long."""
     began = time.monotonic()
     while process.poll() is None:
@@ -85,14 +76,14 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
             return
         if time.monotonic() - began > 60 * minutes:
-            raise ValueError(f"{output}: the server does not answer after {minutes:g} minutes; raise {keys[1]}")
+            raise ValueError(f"{output}: the server does not answer after {minutes:g} minutes; raise regenerate.server_minutes")
         time.sleep(LOOK)
-    raise ValueError(_ended(process, output, keys[0]))
+    raise ValueError(_ended(process, output))
 
 
-def _ended(process: subprocess.Popen[bytes], output: Path, key: str) -> str:
+def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
     lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"the server of {key} ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
+    return f"the server of regenerate.server ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -18,6 +18,7 @@ FEWEST = 8  # records for an interval: below it too many intervals miss (benchma
 
 FloatArray = npt.NDArray[np.float64]
 Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
+Row = dict[str, Any]
 
 
 def sums_by_record(
@@ -65,29 +66,36 @@ def drafted(chosen_P: Array, *found: Evaluation) -> Array:
     return chosen_P & np.all([one["rounds"] > 0 for one in found], axis=0)
 
 
-def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> dict[str, Any]:
+def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> Row:
     """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records.
 
-    Of two ratios it is the first less the second.
+    Of two ratios it is the first less the second. `documents`: the records that it rests on, which have something to divide by.
+    Raises ValueError where there are none.
     """
     inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
     first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
     tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
-    found: dict[str, Any] = estimate(*zip(sums[::2], sums[1::2], strict=True), strata_N=tasks_N)
-    return found if len(tasks_N) >= FEWEST else found | {"low": None, "high": None}
+    inside_N = np.all([under_N > 0 for under_N in sums[1::2]], axis=0)
+    pairs = [(over_N[inside_N], under_N[inside_N]) for over_N, under_N in zip(sums[::2], sums[1::2], strict=True)]
+    found: Row = estimate(*pairs, strata_N=tasks_N[inside_N])
+    records = int(inside_N.sum())
+    return (found if records >= FEWEST else found | {"low": None, "high": None}) | {"documents": records}
 
 
-def acceptance(found: Evaluation, chosen_P: Array) -> dict[str, Any]:
+def too_few(*found: Row) -> str:
+    """Return why figures judge nothing, where the one of fewest records has no interval; else nothing."""
+    records = min(each["documents"] for each in found)
+    few = f"{records} {'record is' if records == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
+    return few if records < FEWEST else ""
+
+
+def acceptance(found: Evaluation, chosen_P: Array) -> Row:
     """Return the acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
-    inside_P = drafted(chosen_P, found)
-    tasks_N, (new_N,) = sums_by_record(*(found[name][inside_P] for name in ("task", "record", "new_tokens")))
-    counts = {"prompts": int(chosen_P.sum()), "tokens": int(new_N.sum()), "documents": len(tasks_N)}
+    counts = {"prompts": int(chosen_P.sum()), "tokens": int(found["new_tokens"][chosen_P].sum())}
     return ratio_of(chosen_P, (found, "new_tokens", "rounds")) | counts
 
 
-def difference(
-    new: Evaluation, old: Evaluation, chosen_P: Array, columns: tuple[str, str] = ("new_tokens", "rounds")
-) -> dict[str, Any]:
+def difference(new: Evaluation, old: Evaluation, chosen_P: Array, columns: tuple[str, str] = ("new_tokens", "rounds")) -> Row:
     """Return the paired difference in the ratio of two columns; `improved`: its whole interval lies above 0."""
     found = ratio_of(chosen_P, (new, *columns), (old, *columns))
     improved = None if found["low"] is None else found["low"] > 0

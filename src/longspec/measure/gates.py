@@ -12,7 +12,7 @@ import numpy as np
 
 from longspec import shown
 from longspec.atomic_files import read_json, write_json
-from longspec.measure.estimates import FEWEST, acceptance
+from longspec.measure.estimates import FEWEST, acceptance, too_few
 from longspec.measure.lines import Evaluation, bucket_name, bucket_of
 from longspec.measure.tasks import Settings
 
@@ -43,15 +43,13 @@ def count(rows: list[Row]) -> Row:
 
 
 def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *figures: Row) -> Row:
-    """Return a comparison that is judged by two figures, unless `why` not or they rest on too few records."""
+    """Return a comparison that is judged by two figures, unless they rest on too few records; `why` says why there are none."""
     row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
     if not figures:
         return row | {"before": None, "after": None, "lost": None, "passed": None}
     before, after = figures
-    lost, fewest = 1 - after["mean"] / before["mean"], min(before["documents"], after["documents"])
-    if fewest < FEWEST:
-        row["why"] = f"{fewest} {'record is' if fewest == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
-    return row | {"before": before, "after": after, "lost": lost, "passed": None if row["why"] else lost <= limit}
+    lost, why = 1 - after["mean"] / before["mean"], too_few(before, after)
+    return row | {"before": before, "after": after, "lost": lost, "passed": None if why else lost <= limit, "why": why}
 
 
 def _forgetting(stages: Stages, final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:

@@ -137,7 +137,7 @@ def check_answered(plan: Choices) -> None:
 class Bench(Plan):
     """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
 
-    evaluated = paths.BENCHED
+    measured = "bench"
 
     def report_variants(self, run: str) -> list[str]:
         """Return the report's options: the folders it reads, by variant, and which of their evaluations."""
@@ -150,7 +150,7 @@ class Bench(Plan):
                 f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "
                 f"{self.files[self.runs[0]].file}, such as evaluation: {{bench: {{prompts: 8, tasks: {{...}}}}}}"
             )
-        return [paths.BENCH_PAGE.format(run=run) for run in self.evaluation_of]
+        return [paths.PAGE.format(run=run, measured=self.measured) for run in self.evaluation_of]
 
 
 def bench_of(plan: Plan) -> Bench:

@@ -22,7 +22,7 @@ BEST, LAST = "best", "last"
 class MeasuringPlan(Choices):
     """Hold the choices, with an answer to each question of a rule that comes after the training."""
 
-    evaluated = paths.EVALUATED  # where measurements lie
+    measured = "evaluation"  # the folder of measurements
 
     def evaluation_settings(self, run: str, drafter: str | None = None) -> str:
         """Return a run's evaluation section as canonical JSON, less `bench` and the draft vocabulary, whose file a job has.
@@ -88,7 +88,7 @@ class MeasuringPlan(Choices):
         """
         beside = [WITH_LOOKUP] if self.evaluation_of[run].section.get("with_lookup") is not None else []
         return [
-            self.evaluated.format(run=run, variant=variant, drafter=drafter)
+            paths.MEASURED.format(run=run, variant=variant, measured=self.measured, drafter=drafter)
             for variant in self.variants[run]
             for drafter in [*BASELINES, *self.begun_with(run, variant), *self.stages[run], *beside]
         ]
@@ -140,7 +140,8 @@ class MeasuringPlan(Choices):
 
     def choosing_evaluations(self, run: str, variant: str) -> list[str]:
         """Return the measurements that the stage is chosen by: those of all stages, in order."""
-        return [paths.EVALUATED.format(run=run, variant=variant, drafter=stage) for stage in self.stages[run]]
+        each = {"run": run, "variant": variant, "measured": self.measured}
+        return [paths.MEASURED.format(**each, drafter=stage) for stage in self.stages[run]]
 
     def candidates(self, run: str, variant: str) -> list[str]:
         """Return the files of the drafts one of which is published: of all stages, or of the last one."""

@@ -20,17 +20,15 @@ PUBLISHED = "models/drafts/{draft}/manifest.json"  # of a draft that runs begin 
 BEGINNING = f"results/{{run}}/{{variant}}/{IMPORTED}/draft"  # that draft, where a stage's lies
 STATES = "data/states/{model}/{rows}/{declaration}"
 STAGE_STATES = "results/{linked}/states.json"
-EVALUATED = "results/{run}/{variant}/evaluation/{drafter}.jsonl"
-BENCHED = "results/{run}/{variant}/bench/{drafter}.jsonl"
-BENCH_PAGE = "results/{run}/bench.html"
-SERVED = "results/{run}/{variant}/serves/{engine}.jsonl"
-SERVES_PAGE = "results/{run}/serves.html"
+# measured: evaluation, a run's own; bench, what it measures apart; serves, its final draft by an engine in a drafter's place.
+MEASURED = "results/{run}/{variant}/{measured}/{drafter}.jsonl"
 SERVES_GATES = "results/{run}/serves_gates.json"
 FINAL_STAGE = "results/{run}/{variant}/final_stage.json"
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
 PREFLIGHT = "results/{run}/preflight.json"
-PAGE = "results/{run}/report.html"
-NUMBERS = "results/{run}/report.json"
+PAGE = "results/{run}/{measured}.html"  # report, bench, serves; its numbers lie beside it
+REPORT = PAGE.replace("{measured}", "report")
+NUMBERS = REPORT.replace(".html", ".json")
 GATES = "results/{run}/gates.json"
 COMPARED = "results/compare/{first}_{second}"  # no run's name has an underscore
 

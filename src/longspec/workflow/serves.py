@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from longspec import methods
-from longspec.config.names import FINAL
+from longspec.config.names import FINAL, WITH_LOOKUP
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.tasks import HeldOut, Task
 from longspec.workflow import paths
@@ -45,25 +45,35 @@ class ServesPlan:
 
         A measurement that a user removes is then made again, and with it the page.
         """
-        pages = [each.format(run=run) for run in self.plan.runs for each in (paths.SERVES_PAGE, paths.SERVES_GATES)]
+        pages = [each.format(run=run, measured="serves") for run in self.plan.runs for each in (paths.PAGE, paths.SERVES_GATES)]
         return pages + [path for run in self.plan.runs for path in self.evaluations(run)]
 
     def evaluations(self, run: str) -> list[str]:
         """Return the measurements that a run's page shows."""
         return [
-            paths.SERVED.format(run=run, variant=variant, engine=engine)
+            paths.MEASURED.format(run=run, variant=variant, measured="serves", drafter=engine)
             for variant in self.plan.variants[run]
             for engine, standing in self.standings(run, variant).items()
             if standing.section is not None
         ]
 
-    def settings(self, run: str, variant: str, engine: str) -> str:
-        """Return the evaluation section of one measurement as canonical JSON."""
-        return json.dumps(self.standings(run, variant)[engine].section, sort_keys=True)
+    # Of a measurement by an engine, whose name stands in the place of a drafter's.
 
-    def drafter_options(self, engine: str, draft: list[str]) -> list[Any]:
+    def evaluation_settings(self, run: str, variant: str, drafter: str) -> str:
+        """Return the evaluation section of one measurement as canonical JSON."""
+        return json.dumps(self.standings(run, variant)[drafter].section, sort_keys=True)
+
+    def drafter_weights(self, run: str, variant: str) -> list[str]:
+        """Return the files of the published draft."""
+        return self.plan.drafter_weights(run, variant, WITH_LOOKUP)
+
+    def drafter_vocabulary(self, run: str, variant: str) -> list[str]:
+        """Return all the tokens that the draft was trained to propose; engines know no fewer."""
+        return self.plan.vocabulary(run, variant)
+
+    def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
         """Return the evaluation's options of the published draft; an engine's refusal is shown on the page."""
-        return [*self.plan.drafter_options(FINAL, draft), *(["--keep-fault"] if engine != OURS else [])]
+        return [*self.plan.drafter_options(FINAL, draft), *(["--keep-fault"] if drafter != OURS else [])]
 
     def page_settings(self, run: str) -> str:
         """Return how every engine stands, by variant, as JSON in the order of the page."""
