@@ -1,33 +1,5 @@
-"""From raw text and a target LLM to a measured draft model: `snakemake final_draft`.
-
-Where everything lies (P = results/{run}/{variant}, R = P/{stage}; longspec.workflow.paths has the patterns):
-
-    data/hub/{dataset}/                       what was fetched from the hub, pinned          rules/data.smk
-    data/raw/{dataset}/                       records, kept and held out; what was rejected
-    data/answers/{model}/{dataset}/{answering}/   answers by the target in the place of raw ones  rules/answers.smk
-    data/tokens/{model}/{dataset}/{shard}     token shards
-    data/packed/{model}/{dataset}-{collation}-{length}-{overlong}/   rows to train on
-    data/states/{model}/{rows}/{declaration}/ stored states, while a stage needs them   rules/states.smk
-    models/{model}/                           target and tokenizer, fetched or built    rules/target.smk
-    models/drafts/{draft}/                    drafts made elsewhere that runs begin with      rules/draft.smk
-    P/imported/draft/                         the one that this run begins with
-    R/recipe.yaml, R/runtime.yaml             the frozen configuration of a stage       rules/train.smk
-    R/checkpoint.json, R/metrics.jsonl        a trained stage
-    R/checkpoints/                            to resume from; never a declared output
-    R/states.json                             the stored states that it is trained on
-    R/draft/                                  its extracted draft                       rules/draft.smk
-    P/draft_vocabulary_{size}.json            the tokens that a draft can propose       rules/train.smk
-    P/evaluation/{drafter}.jsonl              acceptance and speed
-    P/bench/{drafter}.jsonl                   the same of what a run measures apart, `snakemake bench`
-    P/serves/{engine}.jsonl                   the final draft in each engine, `snakemake serves`
-    P/final_stage.json                        which stage is published, where it is chosen
-    P/final_draft/                            what is published
-    results/{run}/report.html                 the page a person reads
-    results/{run}/bench.html                  its page
-    results/{run}/serves.html                 its page
-    results/{run}/gates.json                  that the draft is good enough
-    results/compare/{first}_{second}.html     two runs side by side, `snakemake compare`     rules/pages.smk
-    logs/                                     one file a job
+"""From raw text and a target LLM to a measured draft model: `snakemake final_draft`. Where everything lies:
+src/longspec/workflow/paths.py; each job has a log in logs/.
 """
 
 from collections import defaultdict

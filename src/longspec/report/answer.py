@@ -1,10 +1,12 @@
 """The answer of a page about several variants: which final draft is better, by how much, and what differs between the two."""
 
-from collections.abc import Iterable
 from typing import Any
 
+from longspec.config import plain
+from longspec.config.names import FINAL
 from longspec.measure.estimates import difference
 from longspec.report.inputs import Variant
+from longspec.report.tables import flatten
 
 Row = dict[str, Any]
 YES, NO, SAME, UNDECIDED, TOO_FEW, UNMEASURED = "yes", "no", "the same", "undecided", "too few records", "not measured"
@@ -33,42 +35,43 @@ def judged(found: Row, before: str, other: str) -> Row:
     return {"verdict": told, "better": better, "worse": worse, "by": by, "low": low, "high": high}
 
 
-def answers(variants: list[Variant], between: list[Row], differing: list[Row]) -> list[Row]:
+def answers(pairs: list[tuple[Variant, Variant]], between: list[Row]) -> list[Row]:
     """Return the answer of each pair of variants: acceptance over all and by task, speed-up, and what differs.
 
-    between: their final drafts' differences; differing: the keys of recipes and provenance in which they differ.
+    between: their final drafts' differences.
     """
-    named, rows = {variant.name: variant for variant in variants}, list[Row]()
-    finals = [row for row in between if row["drafter"] == "final draft"]
-    for old, new in dict.fromkeys((row["before"], row["variant"]) for row in finals):
-        by_task = {row["task"]: judged(row, old, new) for row in finals if (row["before"], row["variant"]) == (old, new)}
-        before, other = named[old], named[new]
+    rows = []
+    for before, other in pairs:
+        names = {"variant": other.name, "before": before.name}
+        finals = [row for row in between if row["drafter"] == "final draft" and row.items() >= names.items()]
+        by_task = {row["task"]: judged(row, before.name, other.name) for row in finals}
         slower, faster = before.evaluations[before.final], other.evaluations[other.final]
         speed = difference(faster, slower, faster.of_task(None), ("seconds_plain", "seconds_speculative"))
-        keys = [row for row in differing if (row["before"], row["variant"]) == (old, new)]
-        rows.append(
-            {"variant": new, "before": old, "acceptance": by_task.pop(None), "tasks": by_task}
-            | {"speed_up": judged(speed, old, new), "differs": _grouped(before, other, keys)}
-        )
+        row = names | {"acceptance": by_task.pop(None), "tasks": by_task, "differs": differing(before, other)}
+        rows.append(row | {"speed_up": judged(speed, before.name, other.name)})
     return rows
 
 
-def _grouped(before: Variant, other: Variant, keys: Iterable[Row]) -> list[Row]:
-    """Return the keys that differ, recipes first; a key that differs in the same way in several stages stands once.
+def differing(before: Variant, other: Variant) -> list[Row]:
+    """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance.
 
-    Of two methods the names are told: that each has settings and a class of its own follows from them.
+    A key that differs in the same way in several stages stands once. Of two methods the names are told: that each has settings
+    and a class of its own follows from them. Not what provenance says of stages, files and the choice: the page tells them.
     """
-    stages = set(before.stage_names) & set(other.stage_names)
     method = [variant.stages[-1].recipe.method.name for variant in (before, other)]
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[str, Row] = {}
     if method[0] != method[1]:
-        rows["", ""] = {"key": "method", "old": method[0], "new": method[1], "stages": []}
-    for row in sorted(keys, key=lambda row: row["key"].partition(".")[0] not in stages):
-        stage, _, key = row["key"].partition(".")
-        if stage not in stages:
-            stage, key = "", row["key"]
-        elif method[0] != method[1] and key.startswith(("method.", "draft.", "model.")):
-            continue
-        values = {"key": key, "old": row["old"], "new": row["new"]}
-        rows.setdefault((key, repr(values)), values | {"stages": []})["stages"] += [stage] if stage else []
+        rows["method"] = {"key": "method", "old": method[0], "new": method[1], "stages": []}
+    recipes = [{stage.name: flatten(plain(stage.recipe)) for stage in variant.stages} for variant in (before, other)]
+    told = [
+        flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
+        for variant in (before, other)
+    ]
+    both = [(stage, recipes[0][stage], recipes[1][stage]) for stage in recipes[0] if stage in recipes[1]]
+    for stage, old, new in [*both, ("", *told)]:
+        for key in sorted(old | new):
+            is_implied = bool(stage and "method" in rows) and key.startswith(("method.", "draft.", "model."))
+            if old.get(key) != new.get(key) and not is_implied:
+                row = {"key": key, "old": old.get(key), "new": new.get(key)}
+                rows.setdefault(repr(row), row | {"stages": []})["stages"] += [stage] if stage else []
     return list(rows.values())

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from longspec.config import plain
 from longspec.config.names import FINAL, IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure import gates as gate
 from longspec.measure.estimates import acceptance, difference, ratio_of
@@ -14,7 +13,6 @@ from longspec.measure.tasks import Settings
 from longspec.report.answer import answers
 from longspec.report.chain_lengths import expected_speeds
 from longspec.report.inputs import Variant
-from longspec.report.tables import flatten
 
 Row = dict[str, Any]
 UNMEASURED = dict.fromkeys(("difference", "low", "high", "improved"))
@@ -109,25 +107,6 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[Row]:
     return rows
 
 
-def told_differently(variants: list[Variant]) -> list[Row]:
-    """Return the keys in which the recipes of common stages, or the final drafts' provenance, differ in paired variants.
-
-    Not what provenance says of stages, files and the choice: recipes, weights and figures, which the page tells by themselves.
-    """
-    rows = []
-    for before, other in paired(variants):
-        both = set(before.stage_names) & set(other.stage_names)
-        one, new = (
-            flatten({stage.name: plain(stage.recipe) for stage in variant.stages if stage.name in both})
-            | flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
-            for variant in (before, other)
-        )
-        keys = [key for key in sorted(one | new) if one.get(key) != new.get(key)]
-        names = {"variant": other.name, "before": before.name}
-        rows += [names | {"key": key, "old": one.get(key), "new": new.get(key)} for key in keys]
-    return rows
-
-
 def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | None]) -> Row:
     """Return what a report tells of a variant, by its name there; most of it by drafter."""
     drafters, held = variant.evaluations, variant.vocabulary
@@ -160,7 +139,6 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
 def report_numbers(run: str, variants: list[Variant], settings: Settings, gates: dict[str, float | None]) -> Row:
     """Return all measured numbers that the page shows, which are the content of report.json."""
     found = {variant.name: figures_of(variant, settings, gates) for variant in variants}
-    between = {"between_variants": between_variants(variants, settings), "told_differently": told_differently(variants)}
-    between["answers"] = answers(variants, *between.values())
+    between = between_variants(variants, settings)
     by_part = {part: {name: numbers[part] for name, numbers in found.items()} for part in found[variants[0].name]}
-    return {"run": run, **between, **by_part}
+    return {"run": run, "between_variants": between, "answers": answers(paired(variants), between), **by_part}

@@ -39,15 +39,20 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     check_finals(plan)
     targets.check_beginnings(plan)
     runs.check_lenders(plan)
+    _check_measured(plan)
+    return plan
+
+
+def _check_measured(plan: Plan) -> None:
+    """Check targets, data, answers and prompts beside how the plan's runs are measured. Raises ValueError."""
     _check_engines(plan)
-    runs.check_targets(configs, measured)
-    datasets.check_data(plan.datasets_in_use(), settings["data"], files.values())
+    runs.check_targets(plan.configs, plan.evaluation_of)
+    datasets.check_data(plan.datasets_in_use(), plan.data, plan.files.values())
     with faults.faults_in(datasets.FILE):
         AnswersPlan(plan)
-    check_answered(plan)
-    for each in measured.values():
-        datasets.check_task_files(each.tasks, plan.datasets_trained_on(), settings["data"], each.file_of("tasks"))
-    return plan
+    _check_answered(plan)
+    for each in plan.evaluation_of.values():
+        datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("tasks"))
 
 
 def check_prompts(plan: Plan) -> None:
@@ -117,7 +122,7 @@ def _check_engines(plan: Plan) -> None:
             tasks.check_interpreter(section.get("serve_python") or engine.python, engine)
 
 
-def check_answered(plan: Choices) -> None:
+def _check_answered(plan: Choices) -> None:
     """Raise ValueError where something but whole questions is wanted of a dataset that has no answers."""
     without = [name for name, entry in plan.data.items() if entry["source"] == "questions" and entry.get("regenerate") is None]
     for name in sorted(plan.datasets_trained_on().intersection(without)):
@@ -157,12 +162,5 @@ def bench_of(plan: Plan) -> Bench:
     """A checked plan's bench. Raises ValueError with the key that is wrong."""
     apart = {run: evaluations.apart(each) for run, each in plan.evaluation_of.items() if each.section.get("bench")}
     bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
-    of_these = {key: config for key, config in plan.configs.items() if key[0] in apart}
-    runs.check_targets(of_these, apart)
-    datasets.check_data(bench.datasets_in_use(), plan.data, plan.files.values())
-    with faults.faults_in(datasets.FILE):
-        AnswersPlan(bench)
-    check_answered(bench)
-    for each in apart.values():
-        datasets.check_task_files(each.tasks, plan.datasets_trained_on(), plan.data, each.file_of("bench"))
+    _check_measured(bench)
     return bench

@@ -1,11 +1,14 @@
-"""Where everything lies: the patterns of all files that rules make. A name in braces is a wildcard."""
+"""Where everything lies: the patterns of all files that rules make. A name in braces is a wildcard.
+
+Beside these, never a declared output: results/{run}/{variant}/{stage}/checkpoints/, from which a stage goes on.
+"""
 
 from longspec.config.names import IMPORTED
 from longspec.data.hub.fetch import MANIFEST
 
-HUB = MANIFEST
-RAW = "data/raw/{dataset}/manifest.json"
-ANSWERS = "data/answers/{model}/{dataset}/{answering}"  # a target's own
+HUB = MANIFEST  # of what was fetched, pinned
+RAW = "data/raw/{dataset}/manifest.json"  # records, kept and held out; beside it what was rejected
+ANSWERS = "data/answers/{model}/{dataset}/{answering}"  # a target's own, in the place of raw records
 TOKENS = "data/tokens/{model}/{dataset}/{shard}.json"
 PACKED = "data/packed/{model}/{dataset}-{collation}-{length}-{overlong}/manifest.json"
 BUILD = "models/{model}/build.yaml"
@@ -18,12 +21,12 @@ RECIPE = f"{STAGE}/recipe.yaml"
 DRAFT_VOCABULARY = "results/{run}/{variant}/draft_vocabulary_{size}.json"
 PUBLISHED = "models/drafts/{draft}/manifest.json"  # of a draft that runs begin with
 BEGINNING = f"results/{{run}}/{{variant}}/{IMPORTED}/draft"  # that draft, where a stage's lies
-STATES = "data/states/{model}/{rows}/{declaration}"
+STATES = "data/states/{model}/{rows}/{declaration}"  # while a stage needs them
 STAGE_STATES = "results/{linked}/states.json"
 # measured: evaluation, a run's own; bench, what it measures apart; serves, its final draft by an engine in a drafter's place.
 MEASURED = "results/{run}/{variant}/{measured}/{drafter}.jsonl"
 SERVES_GATES = "results/{run}/serves_gates.json"
-FINAL_STAGE = "results/{run}/{variant}/final_stage.json"
+FINAL_STAGE = "results/{run}/{variant}/final_stage.json"  # which is published, where it is chosen
 FINAL_DRAFT = "results/{run}/{variant}/final_draft"
 PREFLIGHT = "results/{run}/preflight.json"
 PAGE = "results/{run}/{measured}.html"  # report, bench, serves; its numbers lie beside it
