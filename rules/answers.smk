@@ -6,7 +6,7 @@
 rule answer:
     input:
         raw=paths.RAW,
-        target=from_plan(ANSWERS.target),
+        target=paths.TARGET,
         tokenizer=paths.TOKENIZER,
     output:
         f"{paths.ANSWERS}/{{part}}-of-{{parts}}/shard.json",

@@ -105,7 +105,7 @@ EXTRA = {
     ("measure.engine_files", "target.layouts"),  # and its target too
     ("draft.__main__", "target.layouts"),  # a target goes with its draft
     ("states.__main__", "train.engine"),  # starts the process group of a partitioned target
-    ("report.tables", "data.layout_tally"),  # says the same of a dataset as its own room does
+    ("report.page", "data.layout_tally"),  # says the same of a dataset as its own room does
     ("draft.__main__", "train.checkpoint.save_load"),
     ("draft.trained", "train.checkpoint.checkpoint_dir"),
 }

@@ -15,8 +15,7 @@ class Engine:
     """An engine of another environment.
 
     name: of evaluation.engine; title: its own name; lookup: its name of prompt lookup; samples: whether it samples;
-    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself; error, abort: patterns
-    of the line that it prints where it does not load a file, and where it aborts its process; the group says why.
+    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself.
     """
 
     name: str
@@ -24,8 +23,6 @@ class Engine:
     lookup: str
     target_layout: str | None = None
     samples: bool = False
-    error: str | None = None
-    abort: str | None = None
 
     @property
     def python(self) -> str:
@@ -56,18 +53,6 @@ class Served:
 
 ENGINES = {
     VLLM: Engine(VLLM, "vLLM", lookup="ngram", samples=True),
-    LLAMA_CPP: Engine(
-        LLAMA_CPP,
-        "llama.cpp",
-        lookup="ngram-simple",
-        target_layout="gguf",
-        error=r"^[\d.]+ E (.+)$",
-        abort=r"^\S+/(\S+:\d+: .+)$",
-    ),
-    OPENVINO: Engine(
-        OPENVINO,
-        "OpenVINO",
-        lookup="prompt_lookup",
-        error=r"^(?:error|[\w.]*Error): (?!evaluation\.)(.+)$",  # of the process that converts
-    ),
+    LLAMA_CPP: Engine(LLAMA_CPP, "llama.cpp", lookup="ngram-simple", target_layout="gguf"),
+    OPENVINO: Engine(OPENVINO, "OpenVINO", lookup="prompt_lookup"),
 }

@@ -61,8 +61,8 @@ def test_a_file_that_is_not_as_trained_is_seen(
 
 
 def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured, tmp_path: Path) -> None:
-    """With llama.cpp's own reason; what was measured so far stays in the journal. It refuses a target as draft by a line of its
-    log alone, and decodes without one.
+    """What was measured so far stays in the journal. It refuses a target as draft by a line of its log alone, and decodes
+    without one.
     """
     write_layout(DRAFT, "gguf", tmp_path / "whole.gguf", "f32", WINDOW)
     content = (tmp_path / "whole.gguf").read_bytes()
@@ -71,9 +71,9 @@ def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured,
     write_target(Path(read_json(measured.target)["path"]), "gguf", tmp_path / "target.gguf", "f32")
     out = tmp_path / "theirs.jsonl"
     reasons = {
-        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf\b.*data is not within the file bounds, model is corrupted",
-        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf\b.*invalid magic characters: 'no G', expected 'GGUF'",
-        "target": r"decodes without \S+target\.gguf: .*draft model is not eagle3",
+        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf\b",
+        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf\b",
+        "target": r"decodes without \S+target\.gguf",
     }
     for name, reason in reasons.items():
         with pytest.raises(RefusedError, match=rf"^evaluation\.engine: llama\.cpp: {reason}") as told:

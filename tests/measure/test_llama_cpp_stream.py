@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from longspec.measure.engines import llama_cpp
-from longspec.measure.engines.llama_cpp import Engine, Event, rounds_of, within
-from longspec.measure.engines.protocol import Request
+from longspec.measure.engines.llama_cpp import Engine, Event, rounds_of
+from longspec.measure.engines.protocol import Request, within
 
 REQUEST = Request("a", [3, 4], 6, 0.0, 0, [0], 0)
 

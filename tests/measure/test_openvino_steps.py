@@ -18,9 +18,9 @@ def job(target: Path, draft: Path | None, scratch: Path) -> Job:
 @pytest.mark.parametrize(
     ("sizes", "length", "rounds"),
     [
-        ([1, 4, 2, 1, 4], 8, [1, 4, 2, 1]),  # the round behind the text is none of it
-        ([1, 4, 2, 1, 4], 6, [1, 4, 2]),  # the last round is told uncut
-        ([1, 4], 1, [1]),  # a text that ends with the prompt's step
+        ([1, 4, 2, 1, 4], 8, [3, 1, 0]),  # the round behind the text is none of it
+        ([1, 4, 2, 1, 4], 6, [3, 1]),  # the last round is told uncut
+        ([1, 4], 1, []),  # a text that ends with the prompt's step
     ],
 )
 def test_the_rounds_are_those_that_reach_a_texts_end(sizes: list[int], length: int, rounds: list[int]) -> None:

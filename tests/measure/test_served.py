@@ -15,13 +15,13 @@ import torch
 
 from longspec.atomic_files import write_json
 from longspec.decode.texts import Stops, Texts
-from longspec.engines import ENGINES, LLAMA_CPP, VLLM
+from longspec.engines import ENGINES, VLLM
 from longspec.measure import evaluate as verb
 from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, fault_in, judge
-from longspec.measure.served import RefusedError, ServedMeasurer, gap_of, refusal
+from longspec.measure.served import RefusedError, ServedMeasurer, gap_of
 from longspec.measure.tasks import Prompt, Setting
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
@@ -167,33 +167,6 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     assert {line["acceptance_length"] for line in lines} == {2.0}
     assert {line["tokens_compared"] for line in lines if line["temperature"] == 0} == {6, 9}
     assert {line["tokens_compared"] for line in lines if line["temperature"] > 0} == {0}
-
-
-ERRORS = "0.00.071 E load: data is not within the file bounds\n0.00.089 E failed to load model\n"
-ABORT = '/src/llama-graph.cpp:1410: GGML_ASSERT(t != nullptr && "layer input tensor is null") failed\n[New LWP 29830]\n'
-
-
-@pytest.mark.parametrize(
-    ("told", "code", "printed", "expected"),
-    [
-        (
-            "does not load a.gguf",
-            1,
-            ERRORS,
-            "evaluation.engine: llama.cpp: does not load a.gguf: load: data is not within the file bounds",
-        ),
-        ("does not load a.gguf", 1, ERRORS + "0.00.1 E failed to allocate buffer of size 9", None),
-        (None, -signal.SIGABRT, ABORT, r"evaluation.engine: llama.cpp: aborts: llama-graph.cpp:1410: GGML_ASSERT(t"),
-        (None, -signal.SIGABRT, "terminate called after throwing an instance of 'std::bad_alloc'", None),
-        (None, -signal.SIGKILL, ERRORS, None),
-        (None, 1, "OSError: [Errno 28] No space left on device", None),
-    ],
-)
-def test_a_refusal_is_what_an_engine_says_itself_and_no_lack(
-    told: str | None, code: int, printed: str, expected: str | None
-) -> None:
-    why = refusal(ENGINES[LLAMA_CPP], told, code, printed)
-    assert why == expected or (expected is not None and str(why).startswith(expected))
 
 
 def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, python: Path, tmp_path: Path) -> None:

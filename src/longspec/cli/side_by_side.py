@@ -18,7 +18,7 @@ from longspec.config import yaml_files
 from longspec.config.schema import mix_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.records import Chat, to_messages_or_text
-from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
+from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_way, nodes_of
 from longspec.decode.generate import load_drafter
@@ -26,6 +26,8 @@ from longspec.decode.levels import DEFAULT_SHAPE, Shape
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
+from longspec.measure.lines import judge
+from longspec.measure.measurer import gap_of
 from longspec.measure.sample import Pieces
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -151,12 +153,14 @@ def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> lis
         f"plain {alone:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {drafted / alone:.2f} times",
         f"{a_round:.2f} tokens a round, {sum(row.accepted)} of {len(row.ids)} tokens drafted",
     ]
-    pairs = enumerate(zip(plain.ids, row.ids, strict=False))
-    place = next((at for at, (one, other) in pairs if one != other), None)
-    if place is None:
+    length = min(len(plain.ids), len(row.ids))  # a last round may bring more than was asked for
+    verdict = judge(plain.ids[:length], row.ids[:length], gap_of(plain))
+    if not verdict.mismatches:
         return [*said, EQUAL]
-    logits_V = plain.logits[place].float()
-    margin = float(logits_V[plain.ids[place]] - logits_V[row.ids[place]])
-    if abs(margin) <= near_tie_margin(plain.logits[place]):
-        return [*said, f"{EQUAL} up to token {place}, where two tokens tie within rounding ({margin:.2g} apart)"]
-    return [*said, f"TEXTS DIFFER at token {place} by {margin:.2g}: please report this with the draft's provenance.json"]
+    place = verdict.tokens_compared - 1
+    if verdict.near_ties:
+        return [*said, f"{EQUAL} up to token {place}, where two tokens tie within rounding ({verdict.margin:.2g} apart)"]
+    return [
+        *said,
+        f"TEXTS DIFFER at token {place} by {verdict.margin:.2g}: please report this with the draft's provenance.json",
+    ]

@@ -49,8 +49,8 @@ def judge(title: str, ours: Evaluation, served: Evaluation) -> list[Row]:
     """
     asked = [(f"token {place + 1}", SHARE, f"kept {place}", f"reached {place}") for place in range(depth(ours))]
     rows = []
-    for what, figure, *columns in [*asked, ("tokens a round", LENGTH, "new_tokens", "rounds")]:
-        before, after, apart = (ratio(*columns, *found) for found in ([ours], [served], [served, ours]))
+    for what, figure, over, under in [*asked, ("tokens a round", LENGTH, "new_tokens", "rounds")]:
+        before, after, apart = (ratio(over, under, *found) for found in ([ours], [served], [served, ours]))
         row = _row(title, what, figure)
         if before is None or after is None or apart is None:
             rows.append(row | {"after": after, "why": f"no round of {'ours' if before is None else title} came so far"})

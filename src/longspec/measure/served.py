@@ -5,18 +5,15 @@ Its answers become the lines of measurer.py, by the engine's own counters.
 
 import json
 import os
-import re
 import signal
 import subprocess
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 from tempfile import TemporaryDirectory
-from threading import Thread
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -34,16 +31,10 @@ from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
 from longspec.shown import brief
 
-LAST_WORDS = 5.0  # seconds in which those of an ended engine are read; a process that it started may hold its output open
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
 BEST = 8  # tokens whose logits are told at each place of the text without draft
 PLAIN = "plain"  # field of a journal's line that holds an answer without draft
-KEPT = 2000  # last lines that an engine printed, in which its reasons are looked for
-# Said by engines of what another try may find: no refusal of theirs.
-LACKS = re.compile(
-    r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded", re.I
-)
 
 
 class RefusedError(ValueError):
@@ -76,32 +67,6 @@ def versions(engine: Engine, python: str) -> dict[str, str]:
     return found
 
 
-def _copy(stream: IO[bytes], kept: deque[bytes]) -> None:
-    """Print what an engine prints, and keep its last lines."""
-    with stream:
-        for line in stream:
-            os.write(2, line)
-            kept.append(line)
-
-
-def _said(pattern: str | None, printed: str) -> str | None:
-    found = re.search(pattern, printed, re.MULTILINE) if pattern else None
-    return found[1] if found else None
-
-
-def refusal(engine: Engine, told: str | None, code: int, printed: str) -> str | None:
-    """Return in one line why an engine refuses; None where its process ended otherwise, or the machine lacked something.
-
-    told: what its module says of it; without, it may have aborted its process. printed: what it printed.
-    """
-    aborts = _said(engine.abort, printed) if code == -signal.SIGABRT else None
-    if LACKS.search(f"{told}\n{printed}") or not (told or aborts):
-        return None
-    parts = [told, _said(engine.error, printed)] if told else ["aborts", aborts]
-    key = [] if str(told).startswith("evaluation.") else [f"evaluation.engine: {engine.name}"]
-    return ": ".join(brief(part) for part in key + parts if part)
-
-
 @dataclass(frozen=True)
 class ServedMeasurer:
     """Measures a served drafter: has an engine answer requests by it, and without.
@@ -122,8 +87,8 @@ class ServedMeasurer:
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
         """Yield an answer to each request as soon as the engine has it; tokens: drafted ones of a round, None without draft.
 
-        Raises RefusedError where the engine refuses, ValueError when the process ends otherwise before all are there; what it
-        prints stands on the standard error.
+        Raises RefusedError where the engine refuses or aborts its process, ValueError when that ends otherwise before all are
+        there; what it prints stands on the standard error.
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
@@ -137,15 +102,11 @@ class ServedMeasurer:
         with _environment() as environment:
             path = Path(environment["PYTHONPATH"]) / "job.json"
             path.write_text(json.dumps(asdict(job)), encoding="utf-8")
-            # It dies with this process: a signal between its start and the block below would leave it behind.
             words, done, told = [self.python, *_program(self.engine)], 0, None
-            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": die_with_parent}
+            # It dies with this process: a signal between its start and the block below would leave it behind.
+            pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "preexec_fn": die_with_parent}
             process = subprocess.Popen([*words, str(path)], env=environment, **pipes)
             assert process.stdout is not None
-            assert process.stderr is not None
-            kept = deque[bytes](maxlen=KEPT)
-            copier = Thread(target=_copy, args=(process.stderr, kept), daemon=True)
-            copier.start()
             try:
                 for line in process.stdout:
                     content = json.loads(line) if line.endswith(b"\n") else {}  # torn by the end of its process
@@ -159,9 +120,9 @@ class ServedMeasurer:
                 process.kill()
                 process.wait()
                 process.stdout.close()
-                copier.join(LAST_WORDS)
-        if why := refusal(self.engine, told, code, b"".join(kept).decode(errors="replace")):
-            raise RefusedError(why)
+        if told or code == -signal.SIGABRT:
+            why = told or "aborts; the log has its own words"
+            raise RefusedError(brief(why if why.startswith("evaluation.") else f"evaluation.engine: {self.engine.name}: {why}"))
         if code or done < len(requests):
             raise ValueError(f"{' '.join(words)} ended with exit code {code}; its own message stands above")
 

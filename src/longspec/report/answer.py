@@ -63,12 +63,12 @@ def differing(before: Variant, other: Variant) -> list[Row]:
     if method[0] != method[1]:
         rows["method"] = {"key": "method", "old": method[0], "new": method[1], "stages": []}
     recipes = [{stage.name: flatten(plain(stage.recipe)) for stage in variant.stages} for variant in (before, other)]
-    told = [
+    told: list[Row] = [
         flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
         for variant in (before, other)
     ]
     both = [(stage, recipes[0][stage], recipes[1][stage]) for stage in recipes[0] if stage in recipes[1]]
-    for stage, old, new in [*both, ("", *told)]:
+    for stage, old, new in [*both, ("", told[0], told[1])]:
         for key in sorted(old | new):
             is_implied = bool(stage and "method" in rows) and key.startswith(("method.", "draft.", "model."))
             if old.get(key) != new.get(key) and not is_implied:

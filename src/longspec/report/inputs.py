@@ -112,19 +112,9 @@ def read_variant(
     return Variant(name, stages, drafters, provenance, provenance.get(FINAL, {"stage": stages[-1].name})["stage"], held)
 
 
-@dataclass(frozen=True)
-class Target:
-    """The target LLM of the run. config: what its config.json says."""
-
-    name: str
-    config: dict[str, Any]
-    manifest_hash: str
-    source: str
-
-
-def read_target(model_dir: Path) -> Target:
-    """Read the target's config.json, found through its manifest."""
+def read_target(model_dir: Path) -> dict[str, Any]:
+    """Read what the page tells of a target: name, source, its manifest's hash, and its config.json, found through that."""
     path = model_dir / "target_manifest.json"
     manifest = read_json_object(path)
     config = read_json_object(Path(manifest["path"]) / "config.json")
-    return Target(model_dir.name, config, sha256_file(path), str(manifest["source"]))
+    return {"name": model_dir.name, "config": config, "manifest_hash": sha256_file(path), "source": manifest["source"]}

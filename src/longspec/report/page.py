@@ -6,12 +6,15 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from longspec import methods, shown
 from longspec.config.names import UNTRAINED
+from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
 from longspec.measure.estimates import FEWEST
 from longspec.measure.tasks import Settings, shape_name
 from longspec.report import plots, tables
 from longspec.report.answer import verdict
-from longspec.report.inputs import Target, Variant
+from longspec.report.inputs import Variant
 from longspec.report.style import STAGES
+
+Manifest = dict[str, Any]
 
 
 def environment() -> Environment:
@@ -35,6 +38,9 @@ def environment() -> Environment:
             "proposal": lambda shape: f"{shape} tokens" if isinstance(shape, int) else f"a {shape_name(shape)} of tokens",
             "drafter": plots.drafter_name,
             "verdict": verdict,
+            "reasons": answer_reasons,
+            "cut_warning": cut_warning,
+            "served_warning": unlike_served_warning,
             "visible": lambda text: text.replace("\t", "⇥").replace("\n", "↵\n"),  # a line end still ends the line
             "position": lambda names, name: names.index(name) % STAGES + 1,
             "data_of": lambda variant, drafter: next((s.datasets for s in variant.stages if s.name == drafter), []),
@@ -53,10 +59,10 @@ def render(
     variants: list[Variant],
     numbers: dict[str, Any],
     settings: Settings,
-    target: Target,
-    raw: list[tables.Manifest],
-    packed: list[tables.Manifest],
-    answered: list[tables.Manifest],
+    target: dict[str, Any],
+    raw: list[Manifest],
+    packed: list[Manifest],
+    answered: list[Manifest],
 ) -> str:
     """Return the whole page as HTML text. answered: of the datasets whose questions the target has answered."""
     first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # alike for all variants
@@ -82,8 +88,8 @@ def render(
         unlike_nats=any(methods.loss_weight(recipe) is None for recipe in trained),
         partial=any(methods.vocabulary_size(recipe) for recipe in trained),
         raw=raw,
-        packed=tables.packed_table(packed),
-        answered=tables.answers_table(answered),
+        packed=packed,
+        answered=answered,
         recipes={v.name: tables.recipe_table(v) for v in variants},
         provenance={v.name: tables.provenance_table(v, target) for v in variants},
     )

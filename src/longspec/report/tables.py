@@ -6,8 +6,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import plain
-from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
-from longspec.report.inputs import Stage, Target, Variant
+from longspec.report.inputs import Stage, Variant
 
 # The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
 # own names.
@@ -19,7 +18,6 @@ RECIPE_ROWS = {
     "global_batch": "global batch, rows",
 }
 HIDDEN = ("stage", "init")
-Manifest = dict[str, Any]
 
 
 def flatten(content: Any, prefix: str = "") -> dict[str, Any]:
@@ -80,22 +78,7 @@ def _counted(stages: list[Stage], title: str, name: str) -> list[tuple[str, list
     return [(title, cells)] if set(cells) != {"none"} else []
 
 
-def answers_table(answered: list[Manifest]) -> list[dict[str, Any]]:
-    """Return for each dataset that the target has answered what became of its records, and why, the most frequent first."""
-    rows = []
-    for manifest in answered:
-        counts = manifest["answers"]
-        row = {"name": manifest["name"], "reasons": answer_reasons(counts) or "—", "warning": cut_warning(manifest)}
-        rows.append(row | {key: counts[key] for key in ("records", "ends")})
-    return rows
-
-
-def packed_table(packed: list[Manifest]) -> list[Manifest]:
-    """Return the manifests of packed rows, each with its warning."""
-    return [manifest | {"warning": unlike_served_warning(manifest)} for manifest in packed]
-
-
-def provenance_table(variant: Variant, target: Target) -> list[tuple[str, str]]:
+def provenance_table(variant: Variant, target: dict[str, Any]) -> list[tuple[str, str]]:
     """Return all that the final draft's provenance says, and the target manifest's hash."""
     rows = [(key, "none" if value is None else str(value)) for key, value in flatten(variant.provenance).items()]
-    return [*rows, ("target_manifest.json, SHA-256", target.manifest_hash)]
+    return [*rows, ("target_manifest.json, SHA-256", target["manifest_hash"])]

@@ -67,10 +67,6 @@ class AnswersPlan:
 
     # Files.
 
-    def target(self, model: str) -> str:
-        """The manifest of the target that answers."""
-        return paths.TARGET.format(model=model)
-
     def records(self, model: str, dataset: str) -> str:
         """The manifest of the records that a target's tokens are made of: its own answers, or the raw ones."""
         return f"{self.folder(model, dataset)}/manifest.json" if dataset in self.chosen else paths.RAW.format(dataset=dataset)

@@ -16,7 +16,7 @@ from itertools import islice, product
 from typing import Any
 from urllib.parse import urlsplit
 
-from longspec.measure.engines.protocol import Answer, Job, Request, run
+from longspec.measure.engines.protocol import Answer, Job, Request, cut, run, within
 
 PACKAGE = "xllamacpp"
 INSTALL = "install the one of serve/llama.cpp.txt, by `make .venv-serve/llama.cpp/.stamp`"
@@ -111,14 +111,13 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
         if lost := [token for token in seen if token not in behind]:  # each is looked for behind the one before
             raise ValueError(f"{request.id}: llama.cpp's text lacks {lost} when it is asked again; {INSTALL}")
     kept = rounds_of(events, engine.tokens, counted)
-    ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
-    length = next(ends, min(len(text), request.max_tokens))
+    text = cut(text, request)
     return Answer(
         id=request.id,
-        tokens=text[:length],
-        accepted=within(kept, length),
-        seconds=[next(event.seconds for event in each if event.tokens >= length) for each in (events, *others)],
-        best=list(_best(text[:length], likeliest)) if request.best else [],
+        tokens=text,
+        accepted=within(kept, len(text)),
+        seconds=[next(event.seconds for event in each if event.tokens >= len(text)) for each in (events, *others)],
+        best=list(_best(text, likeliest)) if request.best else [],
     )
 
 
@@ -149,11 +148,6 @@ def _ways(rounds: int, kept: int, chain: int, new: int) -> Iterator[tuple[int, .
     for way in product(range(min(chain, kept) + 1), repeat=rounds):
         if sum(way) == kept and sum(way[:-1]) + rounds - 1 < new:
             yield way
-
-
-def within(kept: list[int], length: int) -> list[int]:
-    """Return the rounds that begin within a text of this length; the last one is whole."""
-    return [count for number, count in enumerate(kept) if 1 + number + sum(kept[:number]) < length]
 
 
 def _best(text: list[int], likeliest: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:

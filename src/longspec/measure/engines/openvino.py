@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.measure.engines.openvino_ir import MODEL, is_converted
-from longspec.measure.engines.protocol import Answer, Job, Request, run
+from longspec.measure.engines.protocol import Answer, Job, Request, cut, run, within
 
 INSTALL = "install the one of serve/openvino.txt, by `make .venv-serve/openvino/.stamp`"
 CONVERTER = "longspec.measure.engines.openvino_ir"
@@ -105,27 +105,25 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     except RuntimeError as error:
         asked = f"{len(request.prompt)} tokens of prompt, {request.max_tokens} of text"
         raise ValueError(f"evaluation.engine: openvino: refuses {request.id} ({asked}): {_last_line(error)}") from None
-    tokens = [int(token) for token in found.tokens[0][: request.max_tokens]]
-    ends = (place for place, token in enumerate(tokens, start=1) if token in request.stop)
-    tokens = tokens[: next(ends, len(tokens))]
-    whole = rounds_within(list(found.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
+    tokens = cut(list(map(int, found.tokens[0])), request)
+    kept = rounds_within(list(found.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
     return Answer(
         id=request.id,
         tokens=tokens,
-        accepted=[size - 1 for size in whole[1:]],
-        seconds=[_seconds(each, len(whole)) for each in (found, *others)],
+        accepted=kept,
+        seconds=[_seconds(each, 1 + len(kept)) for each in (found, *others)],
         best=list(_best(engine.target, request, tokens)) if request.best else [],
     )
 
 
 def rounds_within(sizes: list[int], length: int) -> list[int]:
-    """Return the tokens of each step up to the one that reaches this length, the last one's uncut; the prompt's step is first.
+    """Return the drafts kept in each round within a text of this length, by the tokens of each step; the prompt's is first.
 
-    Raises ValueError for steps that are not these.
+    Raises ValueError for steps that are not of this text.
     """
     if sum(sizes) < length or sizes[0] != 1:
         raise ValueError(f"OpenVINO names steps of {sizes} tokens for a text of {length}; {INSTALL}")
-    return [size for number, size in enumerate(sizes) if sum(sizes[:number]) < length]
+    return within([size - 1 for size in sizes[1:]], length)
 
 
 def _settings(engine: Engine, request: Request) -> Any:

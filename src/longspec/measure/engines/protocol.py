@@ -77,6 +77,17 @@ class Answer:
     best: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
+def within(kept: list[int], length: int) -> list[int]:
+    """Return the rounds that begin within a text of this length; the last one is whole."""
+    return [count for number, count in enumerate(kept) if 1 + number + sum(kept[:number]) < length]
+
+
+def cut(text: list[int], request: Request) -> list[int]:
+    """Return a text up to the token that ends it, and no longer than was asked for."""
+    ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
+    return text[: next(ends, request.max_tokens)]
+
+
 def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
     """Print the versions of an engine's packages, or the answers to a job, and why it refuses it (ValueError) behind them.
 
