@@ -69,7 +69,6 @@ def test_gates_that_hold(tmp_path: Path) -> None:
         ("context", "longcot, 2-4k against 0-1k", "short"): (0.0, True),
         ("context", "longcot, 2-4k against 0-1k", "long"): (CONTEXT_LONG, True),
     }
-    assert read_json(tmp_path / "report.json")["gate_counts"]["base"] == {"gates": 5, "judged": 5, "failed": 0}
     assert "5 of 5 comparisons of the gates judged, all hold" in head(tmp_path)
     run_check(tmp_path)
     assert [row["passed"] for row in read_json(tmp_path / "gates.json")] == [True] * 5
@@ -128,8 +127,7 @@ def test_a_gate_that_judges_nothing_is_seen(tmp_path: Path, capsys: pytest.Captu
     tasks = {name: task | {"data": "other"} for name, task in TASKS.items()}
     arguments[arguments.index("--settings") + 1] = json.dumps(TINY | {"tasks": tasks})
     arguments[arguments.index("--gates") + 1] = '{"forgetting": 0.3, "context": 0.5}'
-    found = report(arguments)["gate_counts"]["base"]
-    assert found == {"gates": 5, "judged": 2, "failed": 0}
+    report(arguments)
     assert "2 of 5 comparisons of the gates judged, all hold" in head(tmp_path)
     assert "no task measures stdlib-long" in read_page(tmp_path)[2]
     run_check(tmp_path)

@@ -77,7 +77,7 @@ def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workfl
     evaluated = "results/demo/sinkpi-slicing/evaluation/lookup.jsonl"
     (built.folder / evaluated).unlink()
     (built.folder / f"{STAGE}/checkpoint.json").touch()
-    built.edit("profiles/slurm/profile.yaml", r"(&measuring\n.*\n)    gres: .*$", "\\1    gres: \"'gpu:2'\"\n    ranks: 2")
+    built.edit("profiles/slurm/profile.yaml", r"(  evaluate:\n.*\n)    gres: .*$", "\\1    gres: \"'gpu:2'\"\n    ranks: 2")
     command = [evaluated, "--profile", "slurm", "--retries", "0", "--rerun-triggers", "input", *SHORT]
     refused = built.call(*command, "--set-resources", "evaluate:ranks=2")
     assert "--set-resources evaluate:ranks=... takes the place of all that the profile sets" in refused.stdout + refused.stderr

@@ -162,5 +162,5 @@ def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> lis
         return [*said, f"{EQUAL} up to token {place}, where two tokens tie within rounding ({verdict.margin:.2g} apart)"]
     return [
         *said,
-        f"TEXTS DIFFER at token {place} by {verdict.margin:.2g}: please report this with the draft's provenance.json",
+        f"TEXTS DIFFER at token {place} by {verdict.margin:.2g}: please report this with the draft's provenance",
     ]

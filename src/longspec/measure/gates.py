@@ -36,12 +36,6 @@ def judge(stages: Stages, final: str, measured: Measured, settings: Settings, ga
     return rows
 
 
-def count(rows: list[Row]) -> Row:
-    """Count a variant's rows, those that were judged, and those of them that failed."""
-    passed = [row["passed"] for row in rows]
-    return {"gates": len(rows), "judged": len(rows) - passed.count(None), "failed": passed.count(False)}
-
-
 def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *figures: Row) -> Row:
     """Return a comparison that is judged by two figures, unless they rest on too few records; `why` says why there are none."""
     row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}

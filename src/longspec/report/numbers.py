@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from longspec.config.names import FINAL, IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
-from longspec.measure import gates as gate
 from longspec.measure.estimates import acceptance, difference, ratio_of
+from longspec.measure.gates import judge
 from longspec.measure.lines import SUMS, Evaluation, check_pairs, summarize
 from longspec.measure.tasks import Settings
 from longspec.report.answer import answers
@@ -113,7 +113,6 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
     final = drafters[variant.final]
     all_P = final.of_task(None)
     by_task = {name: {task: acceptance(one, one.of_task(task)) for task in settings.tasks} for name, one in drafters.items()}
-    judged = gate.judge({stage.name: stage.datasets for stage in variant.stages}, variant.final, drafters, settings, gates)
     both = drafters.get(WITH_LOOKUP)
     return {
         "variants": by_task,
@@ -128,8 +127,7 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
         "with_lookup": None if both is None else difference(both, final, all_P),
         "chain_lengths": expected_speeds(variant, settings),
         "measured": {name: summarize(one.lines) for name, one in drafters.items()},
-        "gates": judged,
-        "gate_counts": gate.count(judged),
+        "gates": judge({stage.name: stage.datasets for stage in variant.stages}, variant.final, drafters, settings, gates),
         "vocabulary": None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage},
         "final": variant.provenance.get(FINAL, {"stage": variant.final}),
         "left_out": final.left_out,

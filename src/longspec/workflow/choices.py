@@ -88,10 +88,6 @@ class Choices:
         """Return the datasets that are fetched."""
         return [name for name, entry in self.data.items() if is_hub(entry["source"])]
 
-    def gates_of(self, run: str) -> dict[str, Any]:
-        """Return the gates of config/workflow.yaml, with those that a run's file has in their place."""
-        return self.settings["gates"] | self.files[run].says.gates
-
     def model_of(self, run: str) -> str:
         """Return the name of a run's target."""
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)

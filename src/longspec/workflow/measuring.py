@@ -41,8 +41,8 @@ class MeasuringPlan(Choices):
         return self.evaluation_settings(run, WITH_LOOKUP)
 
     def gates(self, run: str) -> str:
-        """Return the gates of a run as canonical JSON."""
-        return json.dumps(self.gates_of(run), sort_keys=True)
+        """Return the gates of config/workflow.yaml, with those that a run's file has in their place, as canonical JSON."""
+        return json.dumps(self.settings["gates"] | self.files[run].says.gates, sort_keys=True)
 
     def task_files(self, run: str) -> list[Any]:
         """Return the files of a run's tasks whose prompts are no held-out records; of the hub the fetched files' manifests."""
