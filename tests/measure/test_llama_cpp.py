@@ -11,11 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.atomic_files import read_json
 from longspec.draft.layouts import write_layout
-from longspec.measure.served import RefusedError
 from longspec.models import gguf_writer
-from longspec.target.layouts import write_target
 from tests.measure.demo_draft import CHAIN, DRAFT, NEEDED, ROOT, Line, Measured, assert_as_ours, at_root, demo, is_seen
 
 __all__ = ["at_root"]  # a fixture
@@ -58,27 +55,3 @@ def test_a_file_that_is_not_as_trained_is_seen(
         patch.setattr(gguf_writer, "write", spoilt)
         write_layout(DRAFT, "gguf", tmp_path / "d.gguf", "f32", WINDOW)
     assert is_seen(measured.lines(tmp_path / "theirs.jsonl", *ENGINE, "--served-draft", str(tmp_path / "d.gguf")), ours)
-
-
-def test_a_file_that_is_damaged_or_no_draft_ends_in_one_line(measured: Measured, tmp_path: Path) -> None:
-    """What was measured so far stays in the journal. It refuses a target as draft by a line of its log alone, and decodes
-    without one.
-    """
-    write_layout(DRAFT, "gguf", tmp_path / "whole.gguf", "f32", WINDOW)
-    content = (tmp_path / "whole.gguf").read_bytes()
-    (tmp_path / "torn.gguf").write_bytes(content[: len(content) // 2])
-    (tmp_path / "foreign.gguf").write_bytes(b"no GGUF at all")
-    write_target(Path(read_json(measured.target)["path"]), "gguf", tmp_path / "target.gguf", "f32")
-    out = tmp_path / "theirs.jsonl"
-    reasons = {
-        "torn": r"does not load \S+target\.gguf and \S+torn\.gguf\b",
-        "foreign": r"does not load \S+target\.gguf and \S+foreign\.gguf\b",
-        "target": r"decodes without \S+target\.gguf",
-    }
-    for name, reason in reasons.items():
-        with pytest.raises(RefusedError, match=rf"^evaluation\.engine: llama\.cpp: {reason}") as told:
-            measured.lines(out, *ENGINE, "--served-draft", str(tmp_path / f"{name}.gguf"))
-        assert "\n" not in str(told.value)
-        assert not out.exists()
-    journal = (tmp_path / "theirs.unfinished.jsonl").read_text().splitlines()
-    assert len(journal) == 1 + 40, "the texts without a draft, which each try begins with"

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from longspec.atomic_files import read_json, write_json
 from longspec.draft.layouts import write_layout
-from longspec.measure.served import RefusedError
 from tests.measure.demo_draft import ROOT, Line, Measured, assert_as_ours, is_seen
 from tests.measure.small_draft import LAYERS, make
 
@@ -96,16 +95,3 @@ def test_a_draft_that_is_not_as_trained_is_seen(
     given = ["--served-target", str(converted / "target"), "--served-draft", str(converted / spoil.__name__)]
     theirs = small.lines(tmp_path / "theirs.jsonl", *ENGINE, *given)
     assert is_seen(theirs, ours)
-
-
-def test_a_file_that_is_torn_or_foreign_ends_in_one_line(small: Measured, converted: Path, tmp_path: Path) -> None:
-    """With OpenVINO's own reason."""
-    for name in ("torn", "foreign"):
-        (tmp_path / name).mkdir()
-        text = (converted / "target/openvino_model.xml").read_text() if name == "torn" else "no model at all"
-        (tmp_path / name / "openvino_model.xml").write_text(text[: len(text) // 2])
-        given = ["--served-target", str(converted / "target"), "--served-draft", str(tmp_path / name)]
-        with pytest.raises(RefusedError, match=rf"^evaluation\.engine: openvino: does not load \S+ and \S+{name}: .") as told:
-            small.lines(tmp_path / "theirs.jsonl", *ENGINE, *given)
-        assert "\n" not in str(told.value)
-        assert not (tmp_path / "theirs.jsonl").exists()

@@ -1,6 +1,8 @@
 """A run of three lines: a target, its data and a method; all else follows from these."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +52,16 @@ def test_three_lines_are_a_whole_run(own: Settings) -> None:
     tasks = json.loads(plan.evaluation_settings("mine"))["tasks"]
     assert tasks == {"chats": {"data": "chats", "context": [16, 1536], "whole_questions": "auto"}}
     assert plan.data["chats"] == {"source": "inputs/*.jsonl", "held_out": 0.05, "shards": 1}
+
+
+def test_the_run_that_the_readme_shows_is_planned(own: Settings, root: Path) -> None:
+    """With the target in a folder of the test's."""
+    page = (root / "README.md").read_text()
+    run = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)[0].replace("/models/my-llama", "my-llama")
+    (own.folder / "mine.yaml").write_text(run)
+    assert "--config run=mine.yaml" in page
+    plan = own.plan(run="mine.yaml")
+    assert (plan.stages, plan.variants, len(plan.fetched)) == ({"mine": ["train"]}, {"mine": ["ttt"]}, 1)
 
 
 def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:

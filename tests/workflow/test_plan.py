@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from longspec.config import compose_stage
-from longspec.workflow.plan import Plan, freeze_runtime
+from longspec.workflow.plan import Plan
 from tests.workflow.planning import FILE, Settings
 
 P = "results/demo/sinkpi-slicing"
@@ -84,18 +84,6 @@ def test_the_tokenizer_and_the_target_read_the_mixture_whatever_the_stages_read(
     wanted = [f"data/packed/demo/{each.dataset}-base-{each.sequence_length}-split/manifest.json" for each in mixture]
     assert plan.mixture_rows("demo") == wanted
     assert "own" in plan.datasets_trained_on()
-
-
-def test_how_a_stage_is_run_is_written_when_it_changed(tmp_path: Path) -> None:
-    freeze_runtime(str(tmp_path / "base"), "a: 1\n")
-    written = (tmp_path / "base/runtime.yaml").stat().st_mtime_ns
-    freeze_runtime(str(tmp_path / "base"), "a: 1\n")
-    assert (tmp_path / "base/runtime.yaml").stat().st_mtime_ns == written
-    freeze_runtime(str(tmp_path / "base"), "a: 2\n")
-    assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
-    (tmp_path / "base/runtime.yaml").write_bytes(b"a: \xff")  # a bit of it flipped: no text any more
-    freeze_runtime(str(tmp_path / "base"), "a: 2\n")
-    assert (tmp_path / "base/runtime.yaml").read_text() == "a: 2\n"
 
 
 def test_what_makes_the_records_again(settings: Settings) -> None:

@@ -118,3 +118,12 @@ def test_a_finished_run_is_compared_with_one_that_differs_in_its_name_alone(buil
     assert "output: results/compare/demo_demo-2.html, results/compare/demo_demo-2.json" in job
     variants = (f"--variant {run}/sinkpi-slicing=results/{run}/sinkpi-slicing" for run in ("demo", "demo-2"))
     assert f"--model-dir models/demo {' '.join(variants)} --raw data/raw/" in job
+
+
+def test_calls_refuse_an_edited_recipe(built: Workflow) -> None:
+    """A digit of the frozen recipe: a training would take it for what it is to do. No job is run."""
+    (built.folder / P / "base/recipe.yaml").write_text("steps: 7\n")
+    done = built.call(f"{P}/base/checkpoint.json", "--cores=1")
+    assert done.returncode == 1
+    assert f"{P}/base/recipe.yaml: edited since it was frozen" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr

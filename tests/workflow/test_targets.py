@@ -11,7 +11,7 @@ from transformers import Qwen2Config
 
 from longspec.config import Build
 from longspec.families import position_limit
-from longspec.measure.tasks import Benchmark, HeldOut, check_room
+from longspec.measure.tasks import Benchmark
 from longspec.methods.glide.settings import FAMILIES, TARGETS
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -97,14 +97,6 @@ def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path
     told = sizes_of(str(tmp_path), None, NOWHERE)[2]
     assert told == (None if scaling and scaling["rope_type"] == "yarn" else position_limit(config))
     assert sizes_of("build", Build(layers=2, vocabulary=300, max_position=7), NOWHERE) == (2, 300, 7)
-
-
-def test_prompts_find_room_in_the_positions() -> None:
-    check_room("long", HeldOut("a", (4, 1000), 24), 1088)
-    with pytest.raises(ValueError, match=r"evaluation\.tasks\.long\.context: prompts of 1001 tokens .* 1000 is the most"):
-        check_room("long", HeldOut("a", (4, 1001), 24), 1088)
-    with pytest.raises(ValueError, match=r"evaluation\.tasks\.own\.new_tokens: 1023 leave no room"):
-        check_room("own", Benchmark("a.jsonl", 1023), 1088)
 
 
 def test_a_template_asks_for_fields_that_each_file_has(tmp_path: Path) -> None:
