@@ -115,7 +115,6 @@ def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tm
 
 
 def test_an_untrained_draft_is_measured_once(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
-    """And in a precision of the evaluation's own, in place of the recipe's, which is float32 on a CPU."""
     texts: list[Plain] = []
 
     def counted(*given: Any) -> Plain:
@@ -123,8 +122,8 @@ def test_an_untrained_draft_is_measured_once(arguments: Any, monkeypatch: pytest
         return texts[-1]
 
     monkeypatch.setattr(measurer, "decode_plain", counted)
-    evaluate(arguments("untrained", "untrained.jsonl", repeats=3, temperatures=[0], prompts=2, precision="bf16"))
-    assert "untrained: 4 prompts, 2 settings, torch.bfloat16, cpu" in capfd.readouterr().out
+    evaluate(arguments("untrained", "untrained.jsonl", repeats=3, temperatures=[0], prompts=2))
+    assert "untrained: 4 prompts, 2 settings, torch.float32, cpu" in capfd.readouterr().out
     assert len(texts) == 2 + 4  # before anything is measured each of two shapes is tried once
 
 

@@ -211,11 +211,9 @@ def test_a_draft_that_openvino_cannot_represent_is_refused(settings: Settings) -
         settings.plan(runs=["demo-eagle3"])
 
 
-def test_a_precision_is_recorded_where_it_is_given_and_our_own_engine_is_not(settings: Settings) -> None:
+def test_our_own_engine_is_not_recorded(settings: Settings) -> None:
     """What was evaluated before there was a choice stays as it is."""
     before = settings.plan().evaluation_settings("demo")
     assert not {"engine", "serve_python"} & json.loads(before).keys()
     settings.edit(WORKFLOW, r"^  (engine|serve_python): .*\n", "")
     assert settings.plan().evaluation_settings("demo") == before
-    settings.edit(WORKFLOW, r"^evaluation:$", "evaluation:\n  precision: bf16")
-    assert json.loads(settings.plan().evaluation_settings("demo")) == json.loads(before) | {"precision": "bf16"}

@@ -32,7 +32,6 @@ WRONG: dict[str, list[Any]] = {
     "data.longcot.align": [[{"set": {"text": NAN}}], [{"set": {"day": datetime.date(2026, 1, 1)}}], [{"set": {1: "a"}}], "set"],
     "evaluation.temperatures": [[], [NAN], [INF], [-INF], [-1], [1e-30], [1e6], ["0"], [False], [True], 0],
     "evaluation.shapes": [[], [0], [10**8], [[]], [[1, 10**8]], [[1] * 65], [[4, 0]], [2.5], [NAN]],
-    "evaluation.precision": ["half"],
     "evaluation.tasks": [{}, {"a b": {"data": "stdlib", "context": [1, 2]}}, {"../x": {"data": "stdlib", "context": [1, 2]}}],
     "evaluation.tasks.short.context": [[1024, 10**9], [0, 1], [1], [1, 2, 3], [NAN, 2]],
     "evaluation.tasks.short.whole_questions": [1, 0, "yes", None],
@@ -80,7 +79,7 @@ def test_a_token_is_refused_by_its_name_and_not_shown(settings: dict[str, Any], 
 def test_values_of_a_call_are_those_that_a_file_would_have() -> None:
     """Snakemake reads every value in braces as text; what reads as no number, true, false or null stays one."""
     given = {
-        "evaluation": "{prompts: 7, temperatures: [0, 0.5], shapes: [3, [4, 16]], draft_vocabulary: null, precision: bf16}",
+        "evaluation": "{prompts: 7, temperatures: [0, 0.5], shapes: [3, [4, 16]], draft_vocabulary: null}",
         "data": "{x: {source: ['1.jsonl'], revision: v2, shards: 4, held_out: 0.1, max_rejected: '['}}",
         "gates": "{forgetting: many}",
         "keep_states": "true",

@@ -210,8 +210,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     section = tasks.parse(options.settings)
     if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
         section = replace(section, repeats=1)
-    key = "recipe.precision" if section.precision is None else "evaluation.precision"
-    dtype = resolve_dtype(section.precision or recipe.precision, key)
+    dtype = resolve_dtype(recipe.precision)
     device = own_device(ranks)
     engine = given_files(options, section)
     if section.served_by is not None:

@@ -71,9 +71,6 @@ class Bench(Keys):
     engine: Annotated[str, words(OURS, *ENGINES)] = Field(
         OURS, description="what decodes; another engine than longspec: for drafts that it loads"
     )
-    precision: Annotated[str, words("auto", "bf16", "fp32")] = left_out(
-        "the precision of target and draft while they are measured; left out: the recipe's"
-    )
     with_lookup: Annotated[Whole, Field(ge=1, le=MOST_COPIED)] | None = Field(
         None, description="most tokens of prompt lookup beside the published draft's, such as 8; null: it is measured alone"
     )

@@ -111,7 +111,6 @@ class Settings:
     tasks: dict[str, Task]
     engine: str = OURS
     serve_python: str | None = None
-    precision: str | None = None
     with_lookup: int | None = None
 
     @property

@@ -83,7 +83,7 @@ def load_target(
     return target.requires_grad_(False).eval()
 
 
-def resolve_dtype(precision: str, key: str = "recipe.precision") -> torch.dtype:
+def resolve_dtype(precision: str) -> torch.dtype:
     """The dtype of "auto" (bfloat16 on a GPU that has it, else float32), "fastest" (the same, and bfloat16 on a
     processor that has instructions for it), "bf16" or "fp32".
 
@@ -91,7 +91,7 @@ def resolve_dtype(precision: str, key: str = "recipe.precision") -> torch.dtype:
     """
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
     if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
-        raise ValueError(f"{key}: bf16, but this GPU has no bfloat16; set it to fp32")
+        raise ValueError("recipe.precision: bf16, but this GPU has no bfloat16; set it to fp32")
     if precision == "fp32":
         return torch.float32
     if precision == "fastest" and not torch.cuda.is_available():  # else products of bfloat16 are slower than those of float32

@@ -19,7 +19,7 @@ from longspec.workflow.plan import Plan
 CHAIN = 3  # drafted tokens of a round, where the evaluation measures no chain
 ANY_LENGTH = 2**24  # tokens of a prompt that no key limits
 # Keys of the evaluation that these measurements share with it.
-SHARED = ("prompts", "new_tokens", "seed", "precision")
+SHARED = ("prompts", "new_tokens", "seed")
 
 
 @dataclass(frozen=True)
