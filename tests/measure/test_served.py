@@ -104,7 +104,7 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer(ENGINE, "", target, {}, 1, Words(), [0], 0)
+    return ServedMeasurer(ENGINE, "", target, {}, [0], Words(), 1, 0)
 
 
 class Words:

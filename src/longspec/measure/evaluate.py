@@ -5,8 +5,8 @@ import json
 import platform
 import signal
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -171,35 +171,6 @@ def given_files(options: argparse.Namespace, section: tasks.Settings) -> dict[st
     return found
 
 
-@contextmanager
-def measurer_of(
-    options: argparse.Namespace,
-    target: Any,
-    recipe: Any,
-    section: tasks.Settings,
-    vocabulary: DraftVocabulary | None,
-    tokenizer: Any,
-    context: int,
-) -> Iterator[Measurer | ServedMeasurer]:
-    """Yield the measurer of section.engine; its drafter is gone behind the block.
-
-    target: the loaded target of our own engine; for another one, which loads the target itself, what served_target tells of it.
-    context: tokens of the longest text with its drafts.
-    """
-    eos = ends_of_text(target, tokenizer)
-    if section.served_by is None:
-        drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
-        is_trained = options.drafter not in (*BASELINES, WITH_LOOKUP)
-        yield Measurer(target, tokenizer, drafter, eos, section.repeats, section.seed, with_costs=is_trained)
-        return
-    engine = section.served_by
-    if options.drafter != LOOKUP:
-        methods.check_chain(recipe, max(each.depth for each in section.settings))
-    with engine_files.loaded(engine, options, target, recipe, vocabulary, context) as files:
-        python, repeats = section.interpreter(engine), section.repeats
-        yield ServedMeasurer(engine, python, target, files, repeats, tokenizer, sorted(eos), section.seed)
-
-
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     """Measure one drafter on all tasks and write its lines.
 
@@ -227,7 +198,18 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     prompts = all_prompts(dict(options.raw), section, tokenizer, position_limit(target.config))
     context = max(len(prompt.ids) + prompt.new_tokens for prompt in prompts) + max(each.depth for each in section.settings)
-    with measurer_of(options, target, recipe, section, vocabulary, tokenizer, context) as measurer:
+    eos, of_all = ends_of_text(target, tokenizer), (tokenizer, section.repeats, section.seed)
+    with ExitStack() as opened:
+        measurer: Measurer | ServedMeasurer
+        if section.served_by is None:
+            drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
+            measurer = Measurer(target, drafter, eos, *of_all, with_costs=options.drafter not in (*BASELINES, WITH_LOOKUP))
+        else:
+            if options.drafter != LOOKUP:
+                methods.check_chain(recipe, max(each.depth for each in section.settings))
+            loaded = engine_files.loaded(section.served_by, options, target, recipe, vocabulary, context)
+            python, files = section.interpreter(section.served_by), opened.enter_context(loaded)
+            measurer = ServedMeasurer(section.served_by, python, target, files, sorted(eos), *of_all)
         by = engine.get("engine", device)
         log(f"{options.drafter}: {len(prompts)} prompts, {len(section.settings)} settings, {dtype}, {by}", ranks)
         work = {key_text(key_of(*item)): item for item in product(prompts, section.settings)}

@@ -34,9 +34,9 @@ class Measurer:
     """
 
     target: Any
-    tokenizer: Any
     drafter: Drafter
     eos: Collection[int]
+    tokenizer: Any
     repeats: int
     seed: int
     with_costs: bool = False

@@ -79,9 +79,9 @@ class ServedMeasurer:
     python: str
     target: Any
     files: dict[str, Any]
-    repeats: int
-    tokenizer: Any
     eos: list[int]
+    tokenizer: Any
+    repeats: int
     seed: int
 
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:

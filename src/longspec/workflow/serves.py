@@ -35,7 +35,7 @@ class Standing:
 
 
 class ServesPlan:
-    """Answer the questions of the rules of rules/serves.smk."""
+    """Answer the questions of the rules about `snakemake serves`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
