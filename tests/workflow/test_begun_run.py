@@ -46,29 +46,19 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
 
 
 @pytest.mark.parametrize(
-    ("source", "message"),
+    ("source", "config", "message"),
     [
-        ("nowhere", r"run 'demo-eagle3', variant 'ttt': recipe\.init: nowhere: no such folder"),
-        ("hf:draft", r"recipe\.init: 'hf:draft' is no repository of the hub; give hf:<owner>/<repository>\[@revision\]"),
+        ("nowhere", "", r"run 'demo-eagle3', variant 'ttt': recipe\.init: nowhere: no such folder"),
+        ("hf:draft", "", r"recipe\.init: 'hf:draft' is no repository of the hub; give hf:<owner>/<repository>\[@revision\]"),
+        ("mine", '{"draft": "glide"}', r"recipe\.init: mine: is a draft of glide, recipe\.method\.name is eagle3"),
+        ("mine", '{"architectures": ["Foo"]}', r"recipe\.init: mine: architectures: \['Foo'\]: no draft that is known"),
     ],
 )
-def test_a_draft_that_is_not_there_is_named_at_the_plan(settings: Settings, source: str, message: str) -> None:
+def test_what_is_no_draft_of_the_method_is_named_at_the_plan(
+    settings: Settings, source: str, config: str, message: str
+) -> None:
+    (draft_folder(settings.folder / "mine") / "config.json").write_text(config)
     begun(settings, source)
-    with pytest.raises(ValueError, match=message):
-        settings.plan(runs=["demo-eagle3"])
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ('{"draft": "glide"}', r"recipe\.init: mine: is a draft of glide, recipe\.method\.name is eagle3"),
-        ('{"architectures": ["Foo"]}', r"recipe\.init: mine: architectures: \['Foo'\]: no draft that is known"),
-    ],
-)
-def test_a_folder_that_is_no_draft_of_the_method_is_named_at_the_plan(settings: Settings, config: str, message: str) -> None:
-    folder = draft_folder(settings.folder / "mine")
-    (folder / "config.json").write_text(config)
-    begun(settings, "mine")
     with pytest.raises(ValueError, match=message):
         settings.plan(runs=["demo-eagle3"])
 

@@ -201,28 +201,13 @@ def with_lenders(
 
 
 def check_lenders(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a run that takes its vocabulary of one that has no such tokens, or borrows itself."""
+    """Raise ValueError, with the key, for a run that takes its vocabulary of one for another target."""
     for run in choices.known_runs:
         for variant in choices.variants[run]:
             if (lent := choices.lender(run, variant)) is not None:
-                key = LENDER.format(run, variant)
-                _check_lent(key, choices.first_recipe(run, variant), lent, choices.first_recipe(*lent))
-
-
-def _check_lent(key: str, recipe: Any, lent: tuple[str, str], lender: Any) -> None:
-    """Check that both have one target, and one number of tokens where the lender's draft is trained on some."""
-    own, other = recipe.model.name, lender.model.name
-    if own != other:
-        raise ValueError(
-            f"{key}: '{lent[0]}' trains for the target '{other}', this run for '{own}', whose tokens are others; name a run "
-            "with the same target, or null"
-        )
-    if (borrowed := methods.vocabulary_lender(lender)) is not None:
-        raise ValueError(f"{key}: '{lent[0]}' takes its own of '{borrowed}'; name a run that counts its tokens itself, or null")
-    size, theirs = methods.vocabulary_size(recipe), methods.vocabulary_size(lender)
-    if methods.has_own_vocabulary(lender.method.name) and theirs != size:
-        told = "null (all tokens)" if theirs is None else theirs
-        raise ValueError(
-            f"{key}: recipe.method.vocabulary is {size} in this run and {told} in run '{lent[0]}', variant '{lent[1]}', which "
-            "has no such tokens to lend; give both the same number, or null to count on this run's own rows"
-        )
+                own, other = choices.model_of(run), choices.model_of(lent[0])
+                if own != other:
+                    raise ValueError(
+                        f"{LENDER.format(run, variant)}: '{lent[0]}' trains for the target '{other}', this run for '{own}', "
+                        "whose tokens are others; name a run with the same target, or null"
+                    )
