@@ -13,7 +13,6 @@ rule bench:
 rule compare:
     input:
         checked(PLAN.compared_page),
-    localrule: True
 
 
 # A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
@@ -40,8 +39,7 @@ rule compare_runs:
 # The final draft in our own loop and in each engine that is installed, side by side: snakemake serves --config 'runs=[mine]'.
 rule serves:
     input:
-        checked(SERVES.pages),
-    localrule: True
+        from_plan(SERVES.pages),
 
 
 rule serves_page:
@@ -54,8 +52,6 @@ rule serves_page:
         numbers=SERVES_PAGE.replace(".html", ".json"),
     log:
         "logs/serves_page/{run}.log",
-    wildcard_constraints:
-        run=one_of(PLAN.runs),
     localrule: True
     params:
         standings=from_plan(SERVES.page_settings),

@@ -12,7 +12,7 @@ from typing import Any
 from longspec import methods
 from longspec.config.names import FINAL, WITH_LOOKUP
 from longspec.engines import ENGINES, OURS, Engine
-from longspec.measure.tasks import HeldOut, Task
+from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.plan import Plan
 
@@ -102,7 +102,8 @@ class ServesPlan:
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
             try:
-                longest = longest_text(task) + section["shapes"][0]
+                prompt = task.context[1] if isinstance(task, HeldOut) else task.longest or ANY_LENGTH
+                longest = prompt + task.new_tokens + section["shapes"][0]
                 methods.check_layout(recipe.method.name, recipe.method, layout, longest)
                 methods.check_chain(recipe, section["shapes"][0])
             except ValueError as error:
@@ -116,9 +117,3 @@ class ServesPlan:
         own = {"engine": engine.name} | ({"serve_python": given} if given else {})
         tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
         return Standing(section | own | {"tasks": tasks}, left_out=left_out)
-
-
-def longest_text(task: Task) -> int:
-    """Return the most tokens of a task's prompt and its answer."""
-    longest = task.context[1] if isinstance(task, HeldOut) else task.longest or ANY_LENGTH
-    return longest + task.new_tokens
