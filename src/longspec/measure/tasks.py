@@ -119,8 +119,8 @@ class Settings:
         return ENGINES.get(self.engine)
 
     def interpreter(self, engine: Engine) -> str:
-        """Return the Python of an engine's environment. serve_python is of the evaluation's engine, if that is another one."""
-        return self.serve_python if self.serve_python and self.engine in (OURS, engine.name) else engine.python
+        """Return the Python of its engine's environment."""
+        return self.serve_python or engine.python
 
     @property
     def data(self) -> dict[str, str]:
