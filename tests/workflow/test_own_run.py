@@ -64,17 +64,6 @@ def test_the_run_that_the_readme_shows_is_planned(own: Settings, root: Path) -> 
     assert (plan.stages, plan.variants, len(plan.fetched)) == ({"mine": ["train"]}, {"mine": ["ttt"]}, 1)
 
 
-def test_what_the_file_says_comes_before_what_follows(own: Settings) -> None:
-    more = "recipe: {method: {vocabulary: 512}, optimizer: {lr: 1.0e-3}}\nevaluation: {tasks: {asked: {source: asked.jsonl}}}\n"
-    write(own, f"{RUN}variants: [short]\n{more}stages: {{chat: {{data: chats, recipe: {{data: {{sequence_length: 256}}}}}}}}\n")
-    (own.folder / "config/variant/short.yaml").write_text("# @package recipe.draft\nsteps: 2\n")
-    (own.folder / "asked.jsonl").write_text('{"prompt": "2 + 2?"}\n')
-    recipe = recipe_of(own, "chat", "short")
-    assert (recipe.stage, recipe.data.sequence_length, recipe.method.vocabulary, recipe.draft.steps) == ("chat", 256, 512, 2)
-    assert (recipe.optimizer.lr, recipe.optimizer.clip) == (1.0e-3, 0.5)
-    assert list(own.plan(run="mine").evaluation_of["mine"].tasks) == ["asked"]
-
-
 def test_long_rows_have_the_length_of_the_stages_file(own: Settings) -> None:
     (own.folder / "my-llama/config.json").write_text(json.dumps(CONFIG | {"max_position_embeddings": 10**6}))
     assert recipe_of(own).data.sequence_length == 4096
