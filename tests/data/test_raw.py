@@ -25,6 +25,11 @@ BAD: list[tuple[bytes, str, str]] = [
     (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
     (b'{"text": "%s"}' % (b"x" * 3000), "line", "is longer than 0.002 MB"),
     (b"\xef\xbb\xbf{", "line", "is not valid JSON"),
+    (b'{"text": "a", "text": "b"}', "line", "names the key 'text' twice"),
+    (b"\0\0\0", "line", "is not valid JSON"),
+    (b'{"n": %s}' % (b"9" * 1990), "record", "fits no known format"),
+    (b"[" * 1990, "line", "is nested too deep"),
+    (b'{"text": "t"} {"text": "t"}', "line", "Extra data"),
 ]
 RAW = "raw/manifest.json"
 

@@ -119,25 +119,6 @@ def test_earlier_thoughts_are_not_read(tokenizers: dict[str, Any], name: str) ->
     assert all(document.as_served for document in documents)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("qwen3-tools", "\n\nIt is 17.<|im_end|>"),
-        ("r1-tools", "\n\nIt is 17.<|eos|>"),
-        ("harmony", "<|start|>assistant<|channel|>final<|message|>It is 17.<|return|>"),
-    ],
-)
-def test_thoughts_may_be_read_alone(tokenizers: dict[str, Any], name: str, said: str) -> None:
-    tools = None if name == "r1-tools" else [TOOL]
-    record = {"messages": LOOP, "tools": tools, "train_thoughts": False}
-    both = trained(tokenizers[name], record)
-    whole = trained(tokenizers[name], record | {"train_thoughts": True})
-    assert both[-1][-1] == said
-    assert both[0][0] == whole[0][0].partition("I add.")[2].lstrip("\n").removeprefix("</think>").removeprefix("<|end|>")
-    ids = [document.ids.tolist() for document in encoded(tokenizers[name], record)]
-    assert ids == [document.ids.tolist() for document in encoded(tokenizers[name], record | {"train_thoughts": None})]
-
-
 MAGISTRAL = """{{ bos_token }}[SYSTEM_PROMPT]Think between [THINK] and [/THINK].[/SYSTEM_PROMPT]
 {%- for turn in messages %}{{ '[INST]' + turn.content + '[/INST]' if turn.role == 'user' else turn.content + eos_token }}
 {%- endfor %}"""
@@ -152,7 +133,6 @@ def test_the_marks_of_magistral_are_a_thought() -> None:
     apart = {"messages": [question, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]}
     for record in (within, apart):
         assert trained(tokenizer, record) == [["[THINK]hm[/THINK]yes</s>"]]
-        assert trained(tokenizer, record | {"train_thoughts": False}) == [["yes</s>"]]
 
 
 def test_thinking_switched_off_is_part_of_the_prompt(tokenizers: dict[str, Any]) -> None:
@@ -234,11 +214,6 @@ def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokeniz
             "qwen3-tools",
             {"messages": TWICE, "chat_template_kwargs": {"enable_thinking": False}},
             r"messages\[1\]\.reasoning_content: the chat template asks for an answer without a thought",
-        ),
-        (
-            "qwen3-tools",
-            {"messages": [QUESTION, {"role": "assistant", "content": "</think>\n"}], "train_thoughts": False},
-            r"messages\[1\]\.content: the chat template does not write this answer out",
         ),
         (
             "qwen3-tools",

@@ -138,8 +138,7 @@ class Conversation:
         known = [list(ids) for ids in self.ids if ids is not None]
         beside: dict[str, Any] = {"tools": self._chat.tools, "chat_template_kwargs": self._chat.template_arguments}
         beside[ANSWER_IDS] = known if len(known) == self.answers else None
-        line |= {"messages": self.history} | {name: value for name, value in beside.items() if value}
-        return line if self._chat.train_thoughts else line | {"train_thoughts": False}
+        return line | {"messages": self.history} | {name: value for name, value in beside.items() if value}
 
 
 def _to_answer(record: dict[str, Any]) -> Chat | str:

@@ -89,11 +89,9 @@ def set_constants(values: dict[str, Any]) -> Step:
     return lambda record: record | values
 
 
-def lay_out(chat_template_kwargs: dict[str, Any] | None = None, train_thoughts: bool | None = None) -> Step:
-    """Arguments of the chat template in place of a record's own, and whether thoughts are trained or only read."""
-    given: Record = {"chat_template_kwargs": read_template_arguments(chat_template_kwargs)} if chat_template_kwargs else {}
-    given |= {} if train_thoughts is None else {"train_thoughts": train_thoughts}
-    return lambda record: record | given
+def lay_out(chat_template_kwargs: dict[str, Any]) -> Step:
+    """Arguments of the chat template in place of a record's own."""
+    return set_constants({"chat_template_kwargs": read_template_arguments(chat_template_kwargs)})
 
 
 def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:

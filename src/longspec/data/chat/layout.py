@@ -32,8 +32,6 @@ from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.record_checks import closes_one
 from longspec.data.read.records import Chat
 
-# What closes a thought: a mark such as </think>, [/THINK] or <|end|>.
-_CLOSES_THOUGHT = re.compile(r"\s*(</[\w:]+>|\[/\w+\]|<[|\uff5c][^<>]*?[|\uff5c]>)")
 Span = tuple[int, int]  # characters [start, end) of a text
 
 
@@ -140,21 +138,19 @@ def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, giv
     body, end, rest = _parts(template, text, place)
     if is_content_alone(message):
         return _content_turn(prompt, opener, (body, end, rest), form.lead, message["content"], place)
-    thought, lead = message.get("reasoning_content", "").strip(), form.lead
+    thought = message.get("reasoning_content", "").strip()
     asks_without = EMPTY_THOUGHT.fullmatch(opener)
     if thought and asks_without:
         raise LayoutError(f"{place}.reasoning_content: the chat template asks for an answer without a thought")
     if form.lost_thought:
         # The template drops even the last thought: it is put where the prompt asks for it, as the model writes it.
-        lead = "" if opener else "<think>\n"
-        body = f"{lead}{thought}\n</think>\n\n{body}"
+        body = ("" if opener else "<think>\n") + f"{thought}\n</think>\n\n{body}"
     if form.lost_thought or asks_without:
         prompt += opener
     said = body + end
     _check_said(said, message, place)
     if thought:
-        start = 0 if chat.train_thoughts else _behind_thought(said, thought, lead, place)
-        return _Turn(prompt, said, rest, start, as_served=True)
+        return _Turn(prompt, said, rest, 0, as_served=True)
     empty = EMPTY_THOUGHT.match(said)
     # Nobody wrote this empty thought: the template puts it before an answer that has none.
     return _Turn(prompt, said, rest, empty.end() if empty else 0, empty is None and prompt.endswith(opener))
@@ -222,18 +218,6 @@ def _shortened(body: str, content: str, opener: str, place: str) -> str:
     sizes = range(min(len(opener), len(content)), 0, -1)
     overlap = next((size for size in sizes if content.startswith(opener[-size:]) and opener[-size:].strip()), 0)
     return content[overlap:]
-
-
-def _behind_thought(said: str, thought: str, lead: str, place: str) -> int:
-    """The place in an answer behind its thought and the mark that closes it; `lead`: what stands before the thought."""
-    start = said.find(thought, len(lead))
-    close = _CLOSES_THOUGHT.match(said, start + len(thought))
-    if not said.startswith(lead) or said[len(lead) : start].strip() or close is None:
-        raise LayoutError(
-            f"{place}.reasoning_content: no mark of the chat template closes it, so what follows cannot be told from it; "
-            "set train_thoughts: true"
-        )
-    return close.end()
 
 
 def _check_said(said: str, message: dict[str, Any], place: str) -> None:

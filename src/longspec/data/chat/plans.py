@@ -36,7 +36,7 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
         start = len(document.prompt)
         parts = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
         return [Plan(parts, [(start, start + len(document.text))])]
-    if ANSWER_IDS in record and document.train_thoughts:
+    if ANSWER_IDS in record:
         return _generated(document, record[ANSWER_IDS], template, special)
     hidden, names = _hidden(document, special)
     laid_out = layout.lay_out(template, hidden)
