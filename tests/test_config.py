@@ -10,9 +10,7 @@ from omegaconf import OmegaConf
 
 from longspec import families, methods
 from longspec.config import (
-    COLLATIONS,
     CONFIG_DIR,
-    OVERLONG,
     Recipe,
     Runtime,
     compose,
@@ -23,7 +21,6 @@ from longspec.config import (
     to_yaml,
     typed,
 )
-from longspec.data.pack import arrow_shards, bin_packing
 from longspec.methods.glide.settings import FAMILIES
 
 NAME = "qwq_glide_8gpu_slim6b"
@@ -217,8 +214,3 @@ def test_a_frozen_recipe_of_an_unknown_method_is_refused_by_key() -> None:
         ValueError, match=r"recipe\.yaml: recipe\.method\.name: missing, and recipe\.model\._target_, which would say it, too"
     ):
         typed(content | {"model": model}, Recipe, source)
-
-
-def test_the_packer_knows_exactly_the_choices_of_the_recipe() -> None:
-    assert set(arrow_shards.COLLATIONS) == set(COLLATIONS)
-    assert set(bin_packing.OVERLONG) == set(OVERLONG)

@@ -5,7 +5,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from longspec.data.chat.encoding import Encoded, Encoder
-from longspec.data.chat.special_tokens import LayoutError
 from longspec.demo import puzzles
 from tests.data.agent_families import AGENTS
 
@@ -142,12 +141,8 @@ def family(name: str, backend: Tokenizer) -> Any:
 
 
 def encoded(tokenizer: Any, record: dict[str, Any]) -> list[Encoded]:
-    """The documents of a record. Raises LayoutError when it cannot be laid out."""
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode([encoder.plan(record)])
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents
+    """The documents of a record."""
+    return Encoder(tokenizer).documents(record)
 
 
 def stretches(tokenizer: Any, document: Encoded, kind: int = 1) -> list[str]:

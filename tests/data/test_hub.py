@@ -137,17 +137,6 @@ def test_a_commit_whose_bytes_changed_is_refused(server: Hub, out: Path) -> None
         fetch.make("hf:o/n/small.jsonl", "main", out)
 
 
-def test_files_of_another_size_never_take_their_place(server: Hub, out: Path) -> None:
-    server.repositories["o/n"].damaged = b"???"
-    with pytest.raises(ValueError, match=r"hf:o/n: README\.md: what arrived are not the bytes of commit"):
-        fetch.make("hf:o/n", "main", out)
-    with pytest.raises(ValueError, match=r"train-0000\d-of-00002\.jsonl: what arrived are not the bytes of commit"):
-        fetch.make("hf:o/n/data/train-*", "main", out)
-    assert not list((out.parent / "files").rglob("*.jsonl"))
-    server.repositories["o/n"].damaged = b""
-    assert fetched(fetch.make("hf:o/n", "main", out), out) == TRAIN
-
-
 def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
     server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

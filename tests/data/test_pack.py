@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from longspec.atomic_files import describe_files, sha256_text, write_json
+from longspec.config import COLLATIONS, OVERLONG
 from longspec.data.pack import bin_packing, packing
-from longspec.data.pack.arrow_shards import COLLATIONS, PackedRows, TokenWriter, count_labels
+from longspec.data.pack.arrow_shards import PackedRows, TokenWriter, count_labels
 
 EOS = 2
 
@@ -66,7 +67,7 @@ def corpora(draw: st.DrawFn) -> tuple[list[int], int, str]:
     """Lengths of documents, a row's length and what becomes of longer documents."""
     size = draw(st.integers(2, 200))
     lengths = draw(st.lists(st.integers(0, 4 * size), min_size=1, max_size=120))
-    return lengths, size, draw(st.sampled_from(bin_packing.OVERLONG))
+    return lengths, size, draw(st.sampled_from(OVERLONG))
 
 
 @given(corpora())

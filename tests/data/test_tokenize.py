@@ -12,6 +12,7 @@ import pytest
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat.chat_template import CHATML
+from longspec.data.chat.encoding import Encoder
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack import packing
 from longspec.draft_vocabulary import tokenizer_files
@@ -24,9 +25,10 @@ from tests.data.families import byte_level, family
 )
 def test_text_is_whole_and_ends_with_eos(tokenizer: Any, text: str) -> None:
     """Names of special tokens in it stay text."""
-    ids, mask = tokenize.encode(tokenizer, {"text": text})
-    assert (ids.dtype, mask.dtype) == (np.int32, np.uint8)
-    assert mask.all()
+    [made] = Encoder(tokenizer).documents({"text": text})
+    ids = made.ids
+    assert (ids.dtype, made.answer_mask.dtype) == (np.int32, np.uint8)
+    assert made.answer_mask.all()
     assert ids[-1] == tokenizer.eos_token_id
     assert not set(ids[:-1].tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text

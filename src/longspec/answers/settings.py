@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field
 
 from longspec.atomic_files import sha256_text
-from longspec.config.schema import KNOWN, PRECISIONS
+from longspec.config.schema import PRECISIONS, Known
 from longspec.config.typed import Filled, Number, Rate, Seed, Share, Temperature, Text, Tokens, Whole, means, words
 
 LOCAL, ENDPOINT = "transformers", "endpoint"
@@ -43,10 +43,9 @@ Address = Annotated[
 
 
 @dataclass(frozen=True)
-class Regenerate:
+class Regenerate(Known):
     """How the target answers. Which keys go together: parse; what they mean for users: docs/answers.md."""
 
-    __pydantic_config__ = KNOWN
     new_tokens: Annotated[Tokens, means("the number of tokens of an answer at most")]
     temperature: Annotated[Temperature, means("0 for greedy, or what the target's logits are divided by")] = 0.0
     top_p: Annotated[Rate, means("the share of the probability that is drawn from, 1 for all")] = 1.0

@@ -1,4 +1,4 @@
-"""Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
+"""The `tokenize` verb: one shard of a raw folder as token ids and answer masks, in Arrow."""
 
 import json
 import re
@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
 from longspec.atomic_files import (
@@ -33,19 +31,6 @@ GROUP_BYTES = 1 << 20
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
-
-
-def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Token ids int32 [n], ending with eos, and answer mask uint8 [n] of one record; of several documents the last one.
-
-    The mask is 1 on answers, their end token included, and on all of a plain text. Raises RecordError for a record in no
-    known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
-    """
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode([encoder.plan(record)])
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents[-1].ids, documents[-1].answer_mask
 
 
 def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:

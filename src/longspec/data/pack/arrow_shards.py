@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from longspec.atomic_files import check_files, read_json, read_json_object, sha256_file
 
 ROWS = "rows.arrow"  # beside the manifest of a packed folder
-COLLATIONS = {"base": False, "long-nomask": False, "long": True, "longcot": True}  # whether only answers are trained
 DOCUMENT_STARTS, LENGTH, RECORDS, NUM_LABELS, PIECE_STARTS = range(2, 7)  # columns of packed rows, behind ids and mask
 OPEN_BATCHES = 1024  # record batches of packed rows that stay open: some 40 KB each
 TOKEN_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("answer_mask", pa.list_(pa.uint8())), ("record", pa.int64())])
