@@ -11,10 +11,8 @@ import pytest
 from longspec import jsonl
 from longspec.config import yaml_files
 from longspec.data import presets, raw
-from longspec.data.hub import fetch
-from longspec.data.hub.names import parse
+from longspec.data.hub.names import choose, parse
 from longspec.data.read.records import Chat, Text, to_messages_or_text
-from tests.data.hub_standin import Hub
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
 SHARED = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
@@ -81,18 +79,15 @@ def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
-def test_a_preset_goes_from_the_hub_to_documents(hub: Hub, tmp_path: Path, preset: str) -> None:
+def test_a_presets_records_become_documents(tmp_path: Path, preset: str) -> None:
+    """Of a file that its source names, on this machine."""
     path, records, documents = PUBLISHED[preset]
-    settings = presets.expand("d", {"preset": preset, "held_out": 0})
-    repository = parse(settings["source"]).repository
-    files = {path: encoded(path, records, tmp_path), "README.md": b"# no configs", "other/train.jsonl": b"{}"}
-    commit = hub.add(repository, files)
-    hub.repositories[repository].refs[settings["revision"]] = commit
-    fetched, out = tmp_path / "hub/d/manifest.json", tmp_path / "raw/d/manifest.json"
-    fetch.make(settings["source"], settings["revision"], fetched)
-    manifest = raw.make("d", settings, out, fetched=fetched)
-    assert manifest["origin"]["commit"] == commit
-    assert manifest["records"]["rejected"] == 0
+    whole = presets.expand("d", {"preset": preset, "held_out": 0})
+    assert choose(parse(whole["source"]), [path, "README.md", "other/train.jsonl"], "") == [path]
+    file, out = tmp_path / Path(path).name, tmp_path / "raw/manifest.json"
+    file.write_bytes(encoded(path, records, tmp_path))
+    made = raw.make("d", presets.expand("d", {"preset": preset, "held_out": 0, "source": str(file)}), out)
+    assert made["records"]["rejected"] == 0
     assert [to_messages_or_text(record) for record in jsonl.read(out.parent / "train.jsonl")] == documents
 
 

@@ -33,20 +33,8 @@ def unused_characters(text: str) -> Iterator[str]:
     return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value of lists and mappings, their keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield key
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-
-
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every text in a value of lists and mappings, their keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -60,7 +48,14 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
     Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer's content
     stay.
     """
-    everything = "".join(_texts(messages))
+    texts: list[str] = []
+
+    def seen(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _mapped(messages, seen)
+    everything = "".join(texts)
     if not special or not pattern_of(special).search(everything):
         return messages, {}
     unused = unused_characters(everything)
