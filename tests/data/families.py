@@ -61,14 +61,6 @@ R1 = """{{ bos_token }}{% for turn in messages %}
 PHI = """{% for turn in messages %}{{ '<|' + turn.role + '|>\\n' + turn.content + '<|end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# No system messages, another name for the assistant, contents trimmed.
-GEMMA = """{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('there is no system role') }}{% endif %}
-{%- for turn in messages %}
-{%- if (turn.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{{- '<start_of_turn>' + ('model' if turn.role == 'assistant' else turn.role) + '\\n' }}
-{{- turn.content | trim + '<end_of_turn>\\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-
 # Marks what is generated.
 MARKED = """{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\\n' }}
 {%- if turn.role == 'assistant' %}{% generation %}{{ turn.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}
@@ -87,7 +79,6 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str]] = {
     "mistral": (MISTRAL, ["[INST]", "[/INST]"], [], "<s>", "</s>"),
     "r1": (R1, ["<|User|>", "<|Assistant|>"], ["<think>", "</think>"], "<|bos|>", "<|eos|>"),
     "phi": (PHI, ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], [], None, "<|endoftext|>"),
-    "gemma": (GEMMA, ["<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>"),
     "marked": (MARKED, ["<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>"),
     "plain": (PLAIN, [], [], None, "<|endoftext|>"),
 }

@@ -76,7 +76,7 @@ def test_units_are_those_that_python_itself_finds_in_a_module() -> None:
     assert not [name for name in units if "._" in name]
 
 
-def test_nothing_of_the_library_is_run_and_nothing_private_is_asked_about(library: Path) -> None:
+def test_questions_are_different_and_about_what_is_public_and_nothing_of_the_library_is_run(library: Path) -> None:
     made = list(questions.generate(40, seed=0, folder=library))
     assert not list(library.parent.glob("ran *"))
     assert {key for key, _ in made} == {"apple.py", "package/__init__.py", "package/pear.py", "plum.py"}
@@ -84,22 +84,13 @@ def test_nothing_of_the_library_is_run_and_nothing_private_is_asked_about(librar
     named = {record["about"] for _, record in made}
     assert {"apple", "package", "apple.halve_apple", "package.pear.Storepackage_pear"} <= named
     assert not [name for name in named if "hidden" in name]
-
-
-def test_fewer_are_the_first_of_more_and_no_two_are_the_same(library: Path) -> None:
-    made = list(questions.generate(40, seed=0, folder=library))
-    assert made[:15] == list(questions.generate(15, seed=0, folder=library))
+    assert made[:15] == list(questions.generate(15, seed=0, folder=library)), "fewer are the first of more"
     assert made != list(questions.generate(40, seed=1, folder=library))
     assert len(set(asked(made))) == len(made) == 40
-
-
-def test_the_same_words_of_two_modules_are_asked_about_in_the_first_alone(library: Path) -> None:
-    made = list(questions.generate(40, seed=0, folder=library))
-    sentence = SHARED.removesuffix(".")
-    about = {
-        key for (key, _), text in zip(made, asked(made), strict=True) if sentence in text and "the list of" not in text.lower()
-    }
-    assert about <= {"apple.py"}
+    # The same words of two modules are asked about in the first alone.
+    about = zip(made, asked(made), strict=True)
+    shared = SHARED.removesuffix(".")
+    assert {key for (key, _), text in about if shared in text and "the list of" not in text.lower()} <= {"apple.py"}
 
 
 def test_lengths_are_kept_and_too_many_are_refused_with_what_there_is(library: Path) -> None:

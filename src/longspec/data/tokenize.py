@@ -14,7 +14,6 @@ from longspec.atomic_files import (
     describe_files,
     new_file,
     read_json,
-    remove_strays,
     sha256_file,
     sha256_text,
     write_manifest,
@@ -92,7 +91,6 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     check_files(raw.parent, raw_manifest["files"], raw, once=True)
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
-    remove_strays(arrow, out)
     with new_file(arrow) as beside:
         with TokenWriter(beside) as writer:
             counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), writer)

@@ -30,7 +30,6 @@ KNOWN: dict[str, Callable[..., Step]] = {
     "compose": fields.compose,
     "filter": fields.keep_where,
     "flatten": fields.flatten,
-    "lay_out": fields.lay_out,
     "start_at": fields.start_at,
 }
 OF_NAMES = ("rename", "set", "select", "drop")  # whose settings are names of the user's, all of them one argument

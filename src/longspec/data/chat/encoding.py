@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from longspec.atomic_files import check_files, read_json
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.plans import Plan, cut_at_answers, plan, request
-from longspec.data.chat.special_tokens import LayoutError, Piece, special_names
+from longspec.data.chat.plans import cut_at_answers, plan, request
+from longspec.data.chat.special_tokens import LayoutError, Piece, Plan, special_names
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat
 from longspec.draft_vocabulary import tokenizer_hash
@@ -58,7 +58,7 @@ def verified(
     checks: list[tuple[int, str]] = []
     stretches: list[list[int]] = []
     for i, (made, parts) in enumerate(zip(plans, encodings, strict=True)):
-        text, spans = made.text(), made.answers or []
+        text, spans = made.text, made.answers or []
         edges = [[_token_at(made.pieces, parts, place) for place in span] for span in spans]
         found.append([(start, end) for start, end in edges])
         for (start, end), (first, last) in zip(edges, spans, strict=True):

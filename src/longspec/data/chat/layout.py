@@ -28,21 +28,11 @@ from longspec.data.chat.chat_template import (
     is_content_alone,
     written_behind,
 )
-from longspec.data.chat.special_tokens import LayoutError
+from longspec.data.chat.special_tokens import LayoutError, Piece, Plan
 from longspec.data.read.record_checks import closes_one
 from longspec.data.read.records import Chat
 
 Span = tuple[int, int]  # characters [start, end) of a text
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """A document of a conversation: its text and the range of each answer in it, end marker included."""
-
-    text: str
-    answers: list[Span]
-    as_served: bool  # each answer stands behind the template's own request for it
-    left_out: int = 0  # messages behind the last answer that are not laid out
 
 
 @dataclass(frozen=True)
@@ -74,13 +64,13 @@ class _Turn:
         return None
 
 
-def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
+def lay_out(template: ChatTemplate, chat: Chat) -> list[Plan]:
     """Lay a conversation out as documents, in order. Raises LayoutError when the template does not do so exactly."""
     numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     template = _for_chat(template, chat, chat.messages[: numbers[0]])
     forms = {number: form_of(template, chat.messages[number], f"messages[{number}]") for number in numbers}
     given = [forms[at].given(message) if at in forms else message for at, message in enumerate(chat.messages)]
-    documents: list[Conversation] = []
+    documents, answers, as_served = list[Plan](), list[Span](), True
     last: _Turn | None = None
     for before, number in zip([-1, *numbers], numbers, strict=False):
         turn = _turn(template, chat, number, forms[number], given)
@@ -88,10 +78,11 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
         place = last.place_in(turn.prompt) if last else None
         last = turn
         if place is None:
-            documents.append(Conversation(turn.text, [turn.place], turn.as_served))
-        else:
-            answers = [*documents[-1].answers[:-1], place, turn.place]
-            documents[-1] = Conversation(turn.text, answers, documents[-1].as_served and turn.as_served)
+            answers, as_served = [turn.place], turn.as_served
+        else:  # it goes on from the answer before it
+            documents.pop()
+            answers, as_served = [*answers[:-1], place, turn.place], as_served and turn.as_served
+        documents.append(_document(turn.text, answers, as_served))
     # What stands behind the last answer: further messages, or a token after all.
     behind = len(given) - 1 - numbers[-1]
     whole = template.render(given, False, chat.tools) if behind else turn.text + turn.rest
@@ -99,8 +90,12 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     if place is None:
         documents[-1] = replace(documents[-1], left_out=behind)
     elif whole[place[1] :].strip():
-        documents[-1] = replace(documents[-1], text=whole, answers=[*documents[-1].answers[:-1], place])
+        documents[-1] = _document(whole, [*answers[:-1], place], as_served)
     return documents
+
+
+def _document(text: str, answers: list[Span], as_served: bool) -> Plan:
+    return Plan([Piece(text, literal=False)], answers, as_served)
 
 
 def request(template: ChatTemplate, chat: Chat) -> str:

@@ -1,29 +1,14 @@
 """Plan how a record is tokenized: a document or several, cut into pieces, and where the answers stand in their text."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 from longspec.data.chat import layout
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.special_tokens import Piece, hide, pieces
+from longspec.data.chat.special_tokens import Piece, Plan, hide, pieces
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A document cut into pieces; `answers` are character ranges, None when everything is one."""
-
-    pieces: list[Piece]
-    answers: list[tuple[int, int]] | None
-    as_served: bool = True
-    left_out: int = 0  # messages of the record that stand in no document of it
-    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
-
-    def text(self) -> str:
-        """The whole document."""
-        return "".join(piece.text for piece in self.pieces)
 
 
 def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
@@ -39,8 +24,7 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
     if ANSWER_IDS in record:
         return _generated(document, record[ANSWER_IDS], template, special)
     hidden, names = _hidden(document, special)
-    laid_out = layout.lay_out(template, hidden)
-    return [Plan(pieces(each.text, names), each.answers, each.as_served, each.left_out) for each in laid_out]
+    return [replace(each, pieces=pieces(each.text, names)) for each in layout.lay_out(template, hidden)]
 
 
 def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:

@@ -94,6 +94,22 @@ class Piece:
     opens: bool = False  # begins a document that the tokenizer may open with its own tokens (beginning of sequence)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """A document cut into pieces, and where its answers stand: character ranges, None when everything is one."""
+
+    pieces: list[Piece]
+    answers: list[tuple[int, int]] | None
+    as_served: bool = True  # each answer stands behind the template's own request for it
+    left_out: int = 0  # messages of the record that stand in no document of it
+    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
+
+    @property
+    def text(self) -> str:
+        """Return the whole document."""
+        return "".join(piece.text for piece in self.pieces)
+
+
 def pieces(text: str, names: dict[str, str]) -> list[Piece]:
     """Cut a laid out text at its hidden names, each a literal piece. Raises LayoutError for part of a name."""
     if not names:

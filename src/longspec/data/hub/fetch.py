@@ -18,7 +18,7 @@ from typing import Any
 from longspec.atomic_files import check_files, describe_files, read_json, write_manifest
 from longspec.data.hub.names import CARD, Source, UnavailableError, choose, parse
 from longspec.data.read.source_files import ARCHIVE, kind_of
-from longspec.shown import FULL, brief
+from longspec.shown import brief
 
 LOG = logging.getLogger(__name__)
 FILES = "files"
@@ -41,8 +41,6 @@ def _hub() -> Iterator[Any]:
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
     except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
-        if isinstance(error, OSError) and error.errno in FULL:
-            raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
         # That error alone says nothing of what happened.
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         closed = "" if os.environ.get("HF_TOKEN") else "; HF_TOKEN, which opens closed repositories, is not set"

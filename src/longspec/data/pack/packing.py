@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
+from longspec.atomic_files import describe_files, new_file, sha256_file, write_manifest
 from longspec.config import COLLATIONS
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
@@ -97,7 +97,6 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
     rows, labels, packed = len(edges_R1) - 1, 0, int(pieces.length_P.sum())
     if not rows:
         raise ValueError(f"{tokens[0]}: no document of {SHORTEST} tokens or more to pack; look at the raw records")
-    remove_strays(out.parent / ROWS, out)
     manifest = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
     manifest |= _describe_shards(shards, tokens)
     step = max(1, BATCH_TOKENS // sequence_length)

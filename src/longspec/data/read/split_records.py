@@ -6,8 +6,8 @@ is refused: its rejects are left to look at, and no manifest to go on with.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +15,7 @@ import jsonlines
 from tqdm import tqdm
 
 from longspec import jsonl
-from longspec.atomic_files import new_file, remove_strays
+from longspec.atomic_files import new_file
 from longspec.data.align import pipeline
 from longspec.data.align.fields import Record
 from longspec.data.read.record_checks import RecordError
@@ -77,18 +77,6 @@ class Rejects:
         return rows
 
 
-@contextmanager
-def open_rejects(folder: Path) -> Iterator[Rejects]:
-    """Yield the rejects of a folder, whose files have their names when the block ends without an error."""
-    with (
-        new_file(folder / ORIGINALS) as originals_beside,
-        new_file(folder / ROWS) as rows_beside,
-        originals_beside.open("wb") as originals,
-        jsonlines.open(rows_beside, mode="w", dumps=jsonl.encode) as rows,
-    ):
-        yield Rejects(rows, originals)
-
-
 def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) -> dict[str, Any]:
     """Write OUTPUTS beside the manifest `out`, which is removed first: it tells of other files.
 
@@ -104,14 +92,12 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
     # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
     counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
-    remove_strays(out, *(out.parent / file for file in OUTPUTS))
     out.unlink(missing_ok=True)
     with ExitStack() as stack:
-        rejects = stack.enter_context(open_rejects(out.parent))
-        writers = {}
-        for place, file in KEPT.items():
-            beside = stack.enter_context(new_file(out.parent / file))
-            writers[place] = stack.enter_context(jsonlines.open(beside, mode="w", dumps=jsonl.encode))
+        beside = {file: stack.enter_context(new_file(out.parent / file)) for file in OUTPUTS}
+        lines = (*KEPT.values(), ROWS)
+        writers = {file: stack.enter_context(jsonlines.open(beside[file], mode="w", dumps=jsonl.encode)) for file in lines}
+        rejects = Rejects(writers[ROWS], stack.enter_context(beside[ORIGINALS].open("wb")))
         for item in tqdm(items, desc=name, disable=None):
             read += 1
             place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
@@ -122,7 +108,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
                 elif outcome is None:
                     counts["filtered"] += 1
                 else:
-                    writers[place].write(outcome)
+                    writers[KEPT[place]].write(outcome)
                     counts[place] += 1
     made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
     records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
