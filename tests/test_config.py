@@ -9,18 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec import families, methods
-from longspec.config import (
-    CONFIG_DIR,
-    Recipe,
-    Runtime,
-    compose,
-    compose_stage,
-    differences,
-    load,
-    plain,
-    to_yaml,
-    typed,
-)
+from longspec.config import CONFIG_DIR, Recipe, Runtime, compose, compose_stage, differences, load, plain, to_yaml, typed
 from longspec.methods.glide.settings import FAMILIES
 
 NAME = "qwq_glide_8gpu_slim6b"

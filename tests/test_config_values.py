@@ -11,16 +11,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec import methods
-from longspec.config import (
-    Build,
-    Recipe,
-    Runtime,
-    compose,
-    compose_stage,
-    load,
-    to_yaml,
-    yaml_files,
-)
+from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, to_yaml, yaml_files
 from longspec.config.faults import schema_of
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12

@@ -12,8 +12,8 @@ from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.record_checks import RecordError
-from tests.answers.chat_server import Reply, ask_alone, echo, said, serving
-from tests.answers.conftest import Case, journal_of, turns, with_template
+from tests.answers.chat_server import Reply, echo, said, serving
+from tests.answers.conftest import Case, ask_alone, journal_of, turns, with_template
 from tests.data.families import encoded
 
 # Puts an empty thought before an answer without one, and strips answers: as many reasoning models' templates.

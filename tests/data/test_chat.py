@@ -151,22 +151,6 @@ def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
     assert not document.as_served
 
 
-@pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])
-def test_names_of_special_tokens_in_messages_stay_text(tokenizers: dict[str, Any], name: str) -> None:
-    """Also of those special tokens that have no role in the tokenizer, and where the template moves a message."""
-    tokenizer = tokenizers[name]
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    typed, own = f"see {special[0]}{special[-1]}", f"I {special[-1]} {special[-1]}{special[0]}, ok"
-    turns = [("system", f"no {special[-1]}"), ("user", typed), ("assistant", own)]
-    plain = encoded(tokenizer, [("system", "no x"), ("user", "see x"), ("assistant", "I x, ok")])
-    document = encoded(tokenizer, turns)
-    control = set(tokenizer.convert_tokens_to_ids(special))
-    assert [i for i in document.ids.tolist() if i in control] == [i for i in plain.ids.tolist() if i in control]
-    text = tokenizer.decode(document.ids)
-    assert all(said in text for said in (typed, own, f"no {special[-1]}"))
-    assert stretches(tokenizer, document)[-1].strip() == own + end_of(name)
-
-
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
@@ -223,7 +207,20 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
 
 
 WORDS = ["a", "ab", " ", "\n", "\n\n", "\t", ".", "größer", "🙂", "e\u0301", "14"]
-WORDS += ["<|im_end|>", "</s>", "[INST]", "<", "|", "▁", "\ue000"]
+WORDS += [
+    "<|im_end|>",
+    "</s>",
+    "[INST]",
+    "<|turn_end|>",
+    "<|start|>",
+    "<|User|>",
+    "<|eos|>",
+    "<|end|>",
+    "<",
+    "|",
+    "▁",
+    "\ue000",
+]
 CONTENTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map("".join).filter(str.strip)
 
 
@@ -236,7 +233,10 @@ def test_any_answers_come_back_from_their_tokens(tokenizers: dict[str, Any], nam
     """Whatever is said, names of special tokens too: the trained tokens decode to the answers as the template writes them."""
     tokenizer = tokenizers[name]
     turns = [(("user", "assistant")[n % 2], content) for n, content in enumerate(contents)]
-    document = encoded(tokenizer, turns)
+    document, plain = encoded(tokenizer, turns), encoded(tokenizer, [(role, "x") for role, _ in turns])
+    # Also names of special tokens that have no role in the tokenizer stay text.
+    control = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    assert [i for i in document.ids if i in control] == [i for i in plain.ids if i in control]
     stripped = name in ("llama", "mistral")
     answers = [content.strip() if stripped else content for role, content in turns if role == "assistant"]
     texts = stretches(tokenizer, document)

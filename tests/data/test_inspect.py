@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.data import inspection, tokenize
 from longspec.data.pack import packing
+from longspec.draft_vocabulary import tokenizer_files
+from longspec.target import fetch
 from tests.corpus import write_raw
 from tests.data import families
 
@@ -95,8 +97,7 @@ def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Pat
     """Through tokens and rows: a record of two documents, one that cannot be laid out, and the counts of all."""
     tokenizer = families.family("qwen3-tools", families.byte_level())
     tokenizer.save_pretrained(tmp_path / "files")
-    files = describe_files(tmp_path / "files", [path.name for path in (tmp_path / "files").iterdir()])
-    write_json(tmp_path / "tokenizer.json", {"path": str(tmp_path / "files"), "source": "build", "files": files})
+    fetch.write_manifest(tmp_path / "tokenizer.json", tmp_path / "files", "test", tokenizer_files(tmp_path / "files"))
     call = {"function": {"name": "sum", "arguments": '{"a": 14}'}}
     turns = [
         {"role": "user", "content": "14 + 3?"},

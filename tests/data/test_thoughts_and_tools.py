@@ -167,21 +167,6 @@ def test_two_calls_and_two_results_in_one_turn(tokenizers: dict[str, Any]) -> No
     assert [document.left_out for document in documents] == [0, 1]
 
 
-def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokenizers: dict[str, Any]) -> None:
-    tokenizer, name = tokenizers["qwen3-tools"], "<|im_end|>"
-    call = CALL | {"function": {"name": "sum", "arguments": {name: [f"x{name}"]}}}
-    thought = {"role": "assistant", "content": "", "reasoning_content": f"say {name}", "tool_calls": [call]}
-    messages = [QUESTION, thought, {"role": "tool", "content": f"is {name}"}, {"role": "assistant", "content": "ok"}]
-    [document] = encoded(tokenizer, {"messages": messages, "tools": [TOOL], "chat_template_kwargs": {}})[:1]
-    said = stretches(tokenizer, document)[0]
-    assert said == (
-        f'<think>\nsay {name}\n</think>\n\n<tool_call>\n{{"name": "sum", "arguments": {{"{name}": ["x{name}"]}}}}\n'
-        f"</tool_call>{name}"
-    )
-    control = document.ids[document.answer_mask == 1].tolist().count(tokenizer.eos_token_id)
-    assert control == len(stretches(tokenizer, document))
-
-
 @pytest.mark.parametrize(
     ("name", "record", "reason"),
     [
@@ -293,3 +278,6 @@ def test_any_answer_comes_back_from_its_tokens(tokenizers: dict[str, Any], name:
     texts = [text for document in documents for text in stretches(tokenizer, document)]
     pairs = pairwise(messages)
     assert texts == [expected(name, answer, before) for before, answer in pairs if answer["role"] == "assistant"]
+    if name != "harmony":  # names of special tokens that somebody typed stay text
+        ends = [document.ids[document.answer_mask == 1].tolist().count(tokenizer.eos_token_id) for document in documents]
+        assert sum(ends) == len(texts)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from longspec.answers.conversation import Conversation, Key
 from longspec.answers.questions import Asker
@@ -89,7 +90,8 @@ def decode(
     numbers.
     """
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
-    ids_BS, mask_BT = _left_padded(prompts, target.device)
+    ids = [torch.tensor(prompt, device=target.device) for prompt in prompts]
+    ids_BS, mask_BT = (pad_sequence(x, batch_first=True, padding_side="left") for x in (ids, list(map(torch.ones_like, ids))))
     positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
     cache = target_cache(target, tokens_ahead(new_tokens))
     for count in range(1, new_tokens + 1):
@@ -110,14 +112,6 @@ def decode(
             rows = [rows[at] for at in going]
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows), 1)], dim=1)
     return found
-
-
-def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the prompts in rows of one length, int64 [B, T], and 1 where a row has a token, 0 on the padding before it."""
-    longest = max(map(len, prompts))
-    ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:

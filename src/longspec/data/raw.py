@@ -92,7 +92,7 @@ def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = 
         files = source_files.files_of(source)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = split_records.sort(name, settings, read(settings, files), out)
-    manifest = {
+    content = {
         "name": name,
         "settings": settings,
         "origin": origin,
@@ -100,5 +100,4 @@ def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = 
         "files": describe_files(out.parent, split_records.OUTPUTS),
         **done,
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, content)

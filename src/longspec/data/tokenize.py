@@ -9,15 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from longspec.atomic_files import (
-    check_files,
-    describe_files,
-    new_file,
-    read_json,
-    sha256_file,
-    sha256_text,
-    write_manifest,
-)
+from longspec.atomic_files import checked_manifest, describe_files, new_file, sha256_file, sha256_text, write_manifest
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
@@ -87,8 +79,7 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
     manifest.
     """
-    raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], raw, once=True)
+    raw_manifest = checked_manifest(raw)
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     with new_file(arrow) as beside:
@@ -97,7 +88,7 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
     counts["skipped"]["allowed"] = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)  # of all shards: pack checks it
-    manifest = {
+    content = {
         "dataset": raw_manifest["name"],
         "raw": sha256_file(raw),
         "raw_manifest": str(raw),
@@ -114,5 +105,4 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
         "template": sha256_text(chat_template.template_of(tokenizer)),
         "files": describe_files(out.parent, [arrow.name]),
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, content)

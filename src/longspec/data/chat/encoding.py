@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.atomic_files import check_files, read_json
+from longspec.atomic_files import checked_manifest
 from longspec.data.chat.chat_template import ChatTemplate
 from longspec.data.chat.plans import cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError, Piece, Plan, special_names
@@ -75,8 +75,7 @@ def load_tokenizer(manifest_path: Path) -> tuple[Any, str]:
     """Load the tokenizer of a tokenizer manifest, its files checked; returns it and the hash of these files."""
     from transformers import AutoTokenizer
 
-    manifest = read_json(manifest_path)
-    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
+    manifest = checked_manifest(manifest_path)
     tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")

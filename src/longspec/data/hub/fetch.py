@@ -92,8 +92,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
     source, old = parse(text), read_json(out) if out.is_file() else {}
     kept: Manifest | None = old if (old.get("source"), old.get("revision")) == (text, revision) else None
     there = {name: file for name, file in kept["files"].items() if (out.parent / name).is_file()} if kept else {}
-    advice = "remove the file to fetch it again; to train on a version of your own, name that file as the source"
-    check_files(out.parent, there, out, once=True, advice=advice)
+    check_files(out.parent, there, out, advice="remove the file to fetch it again, or name your own as the source")
     is_whole = kept is not None and there == kept["files"]
     if kept and is_whole and kept["commit"] == revision:
         return kept
@@ -118,8 +117,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
     if kept and kept["files"] != files:
         raise ValueError(f"{text}: the hub has other bytes than {out} keeps; to accept them remove that file")
     manifest = {"source": text, "revision": revision, "repository": source.repository, "commit": commit, "files": files}
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, manifest)
 
 
 def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list[Path], Manifest]:
@@ -137,5 +135,5 @@ def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list
     for name, wanted in (("source", source), ("revision", revision)):
         if manifest.get(name) != wanted:
             raise ValueError(f"{path}: {name}: is {manifest.get(name)}, but {key}.{name} is {wanted}; fetch again")
-    check_files(path.parent, manifest["files"], path, once=True)
+    check_files(path.parent, manifest["files"], path)
     return [path.parent / file for file in sorted(manifest["files"])], manifest

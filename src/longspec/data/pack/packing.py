@@ -119,5 +119,4 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
         "document_lengths": histogram(shards.lengths_D),
         "files": describe_files(out.parent, [ROWS]),
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, manifest)
