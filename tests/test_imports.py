@@ -82,7 +82,7 @@ DOORS = {
     "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
     "gguf": {"target.dequantize", "models.gguf_writer"},
     "openai": {"answers.client"},
-    "datasets": {"data.hub.names"},
+    "datasets": {"data.hub"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
     "wandb": {"train.trackers"},
     "swanlab": {"train.trackers"},

@@ -103,7 +103,7 @@ def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Token
     tokenizer.chat_template = CHATML if name == "chatml" else tokenizer.chat_template
     laid_out = {}
     for key in PLAIN_CHATS[name]:
-        [conversation] = lay_out(ChatTemplate.of(tokenizer), Chat(messages(KEPT[key])))
+        [conversation] = lay_out(ChatTemplate.of(tokenizer), Chat(messages(KEPT[key])), {})
         text = conversation.text
         for start, end in reversed(conversation.answers):
             text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"

@@ -43,12 +43,12 @@ def shown(path: Path, row: int = 0) -> str:
     return out.getvalue()
 
 
-def rows(path: Path) -> range:
-    return range(read_json(path)["rows"])
+@pytest.fixture(scope="module")
+def pages(packed: Path) -> list[str]:
+    return [shown(packed, row) for row in range(read_json(packed)["rows"])]
 
 
-def test_trained_text_stands_between_marks(packed: Path) -> None:
-    pages = [shown(packed, row) for row in rows(packed)]
+def test_trained_text_stands_between_marks(pages: list[str]) -> None:
     trained = [text for page in pages for text in re.findall(r"⟦([^⟧]*)⟧", page.split("⟦trained⟧")[1])]
     # The escape of a record is shown, not obeyed, and what looks like markup is text.
     assert f"the answer zero{END}" in trained
@@ -58,12 +58,11 @@ def test_trained_text_stands_between_marks(packed: Path) -> None:
     assert sum("<|im_start|>user\np1" in page for page in pages) == 1
 
 
-def test_every_document_names_its_record(packed: Path) -> None:
+def test_every_document_names_its_record(packed: Path, pages: list[str]) -> None:
     train = packed.parents[1] / "raw/train.jsonl"
     lines: list[int] = []
     starts: dict[int, list[tuple[int, int]]] = {}
-    for row in rows(packed):
-        page = shown(packed, row)
+    for page in pages:
         found = re.findall(r"document \d+: its tokens ([\d,]+) to ([\d,]+), .*\n(\S+) line (\d+)", page)
         for start, end, path, line in found:
             assert Path(path) == train

@@ -11,7 +11,7 @@ import pytest
 from longspec import jsonl
 from longspec.config import yaml_files
 from longspec.data import presets, raw
-from longspec.data.hub.names import choose, parse
+from longspec.data.hub import choose, parse
 from longspec.data.read.records import Chat, Text, to_messages_or_text
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]

@@ -165,15 +165,6 @@ def test_questions_alone_are_records_where_they_are_answered_anew(
     if ANSWERED not in messages:
         with pytest.raises(RecordError, match=r"; the target answers questions where data\.<name>\.regenerate is set$"):
             to_messages_or_text(record)
-
-
-@pytest.mark.parametrize(
-    ("record", "reason"),
-    [
-        ({"messages": [{"role": "system", "content": "s"}]}, "messages: has no user message to answer"),
-        ({"problem": "p", "qwq": " "}, "qwq: is empty"),
-    ],
-)
-def test_what_asks_nothing_stays_a_fault(record: dict[str, Any], reason: str) -> None:
-    with pytest.raises(RecordError, match=reason):
-        to_messages_or_text(record, unanswered=True)
+    for asks_nothing in ({"messages": [{"role": "system", "content": "s"}]}, {"problem": "p", "qwq": " "}):
+        with pytest.raises(RecordError, match=r"has no user message to answer|qwq: is empty"):
+            to_messages_or_text(asks_nothing, unanswered=True)

@@ -9,8 +9,7 @@ from typing import Any
 import openai
 from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
 
-from longspec.answers.conversation import Answer, Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import Answer, Asker, Conversation
 from longspec.answers.settings import JOURNAL, Regenerate
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.records import Chat

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from longspec.answers.conversation import Conversation, Key
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import Asker, Conversation, Key
 from longspec.answers.settings import BATCH_TOKENS, Regenerate
 from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.prefill import LAST

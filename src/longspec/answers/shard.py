@@ -15,8 +15,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers import client, server
-from longspec.answers.conversation import ENDS, FAILED, FILES, Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.atomic_files import checked_folder, checked_manifest, describe_files, sha256_file, write_json
 from longspec.data.chat.encoding import load_tokenizer

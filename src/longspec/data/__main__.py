@@ -8,8 +8,7 @@ from typing import Any
 
 from longspec import shown
 from longspec.config import COLLATIONS, OVERLONG
-from longspec.data import draft_vocabulary, inspection, raw, tokenize
-from longspec.data.hub import fetch
+from longspec.data import draft_vocabulary, hub, inspection, raw, tokenize
 from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack import packing
 from longspec.shown import add_verb, named_path
@@ -57,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
-        fetched = fetch.make(arguments.source, arguments.revision, arguments.out)
+        fetched = hub.make(arguments.source, arguments.revision, arguments.out)
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":

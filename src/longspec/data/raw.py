@@ -8,7 +8,7 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, write_manifest
 from longspec.config.names import HUB_PREFIX
 from longspec.data.align import pipeline
-from longspec.data.hub.fetch import MANIFEST, read_fetched
+from longspec.data.hub import MANIFEST, read_fetched
 from longspec.data.read import source_files, split_records
 from longspec.data.read.source_files import ARCHIVE, Item
 from longspec.data.read.split_records import UNANSWERED

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longspec.config.names import readable_name
-from longspec.data.hub.fetch import MANIFEST, read_fetched
+from longspec.data.hub import MANIFEST, read_fetched
 from longspec.data.read import source_files
 from longspec.measure.tasks import Benchmark
 

@@ -1,7 +1,7 @@
 """Where everything lies: the patterns of all files that rules make. A name in braces is a wildcard."""
 
 from longspec.config.names import IMPORTED
-from longspec.data.hub.fetch import MANIFEST
+from longspec.data.hub import MANIFEST
 
 HUB = MANIFEST
 RAW = "data/raw/{dataset}/manifest.json"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from longspec.atomic_files import checked_manifest
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.plans import cut_at_answers, plan, request
+from longspec.data.chat.layout import cut_at_answers, plan, request
 from longspec.data.chat.special_tokens import LayoutError, Piece, Plan, special_names
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat

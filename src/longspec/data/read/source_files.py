@@ -9,8 +9,10 @@ one of which nobody can know how many records are missing is an error.
 
 import glob
 import io
+import json
 import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,6 +29,9 @@ KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
 SPACE = b" \t\r\n"
+BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own average
+ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+LOG = logging.getLogger(__name__)
 # A string, up to the end of the text where it goes on there, or a mark by which the end of a value is found.
 _MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
 
@@ -78,9 +83,7 @@ def read(path: Path, limit: int) -> Iterator[Item]:
     """
     kind, compression = kind_of(path)
     if kind == ".parquet":
-        from longspec.data.read import parquet  # not above: Snakemake imports this module for every plan, and needs no pyarrow
-
-        yield from parquet.read(path, limit)
+        yield from _rows(path, limit)
         return
     with _open_bytes(path, compression) as handle:
         is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
@@ -89,13 +92,13 @@ def read(path: Path, limit: int) -> Iterator[Item]:
             records += 1
             yield item
         if not records:
-            logging.getLogger(__name__).warning("%s: holds no record", path)
+            LOG.warning("%s: holds no record", path)
 
 
 @contextmanager
 def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
     """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
-    import pyarrow as pa  # not above, as in `read`
+    import pyarrow as pa  # not above, as in _rows
 
     if compression and not path.stat().st_size:
         raise ValueError(f"{path}: is empty, which no compressed file is; get it again")
@@ -165,3 +168,48 @@ def _end_of_value(content: bytes, start: int) -> int | None:
         elif not depth and mark in b",]":
             return found.start()
     return None
+
+
+def _rows(path: Path, limit: int) -> Iterator[Item]:
+    """Yield the rows of a Parquet file, some at a time; one that is longer than `limit` bytes as JSON is a fault.
+
+    A cell that JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out of its record, and the log
+    counts such cells by column. All others stay in the record and decide whether it is held out. Raises ValueError for a file
+    that is cut off, corrupt or names a column twice.
+    """
+    import pyarrow as pa  # not above: Snakemake imports this module for every plan, and needs no pyarrow
+    import pyarrow.parquet as pq
+
+    number, left_out = 0, Counter[str]()
+    try:
+        # Buffered: without it pyarrow reads all of a row group's columns before the first row.
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"{path}: names a column twice: {', '.join(names)}; rename one")
+            size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+            for batch in file.iter_batches(max(1, min(1024, BATCH * file.metadata.num_rows // max(1, size)))):
+                for place in range(batch.num_rows):
+                    number += 1
+                    yield _row(path, number, batch, place, limit, left_out)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
+    for name, count in left_out.items():
+        LOG.warning("%s: column %s left out of %d records: JSON cannot hold it", path, name, count)
+
+
+def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: Counter[str]) -> Item:
+    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a long one."""
+    values = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            value = column[place].as_py()
+            ENCODE(value)
+            values[name] = value
+        except (ValueError, TypeError):  # NaN, text that is no UTF-8; a type such as UUID
+            left_out[name] += 1
+    # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
+    text = ENCODE(values).encode()
+    if len(text) > limit:
+        return Item(str(path), number, b"", None, error=RecordError("row", f"is longer than {limit / 1e6:g} MB (max_line_mb)"))
+    return Item(str(path), number, text, values, text)
