@@ -100,7 +100,7 @@ def _facts_of_folder(source: str) -> TargetFacts:
 
 def _facts_of_gguf(source: str) -> TargetFacts:
     """Read the keys of a GGUF file of this machine."""
-    from longspec.target.gguf_file import read_metadata  # transformers' reader of GGUF files wants torch
+    from longspec.target.dequantize import read_metadata  # transformers' reader of GGUF files wants torch
 
     metadata = read_metadata(Path(source).expanduser())
     architecture = metadata["general.architecture"]
