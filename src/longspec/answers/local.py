@@ -65,17 +65,11 @@ def answer(batch: list[Conversation], target: Any, settings: Regenerate, asker: 
         asked = [(each, prompt) for each, prompt in prompts if prompt is not None]
         if not asked:
             continue
-        samplers = [_sampler(each, settings, target.device) for each, _ in asked]
+        own = [torch.Generator(target.device).manual_seed(each.seed(settings.seed)) for each, _ in asked]
+        samplers = [Sampler(settings.temperature, 0, settings.top_p, generator) for generator in own]
         found = decode(target, [prompt for _, prompt in asked], settings.new_tokens, asker.ends, samplers)
         for (each, _), tokens in zip(asked, found, strict=True):
             each.take(asker.answer(tokens))
-
-
-def _sampler(conversation: Conversation, settings: Regenerate, device: torch.device) -> Sampler:
-    if settings.temperature == 0:
-        return Sampler()
-    generator = torch.Generator(device).manual_seed(conversation.seed(settings.seed))
-    return Sampler(settings.temperature, 0, settings.top_p, generator)
 
 
 @torch.inference_mode()

@@ -8,6 +8,7 @@ manifest.json                  written last: the counts of all shards added up
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +38,12 @@ def _places(journals: list[Path]) -> dict[str, list[Place]]:
 
 
 def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
-    handles = {path: path.open("rb") for path in {path for _, path, _ in places}}
-    try:
+    with ExitStack() as stack:
+        handles = {path: stack.enter_context(path.open("rb")) for path in {path for _, path, _ in places}}
         for number, path, place in places:
             handles[path].seek(place)
             line = json.loads(handles[path].readline())
             yield {name: line[name] for name in ("messages", ANSWER_IDS, *BESIDE) if name in line} | {"line": number}
-    finally:
-        for handle in handles.values():
-            handle.close()
 
 
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:

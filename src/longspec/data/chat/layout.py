@@ -193,7 +193,9 @@ def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, giv
     if form.lost_thought or asks_without:
         prompt += opener
     said = body + end
-    _check_said(said, message, place)
+    for name in ("reasoning_content", "content"):
+        if message.get(name, "").strip() not in said:
+            raise LayoutError(f"{place}.{name}: the chat template alters it")
     if thought:
         return _Turn(prompt, said, rest, 0, as_served=True)
     empty = EMPTY_THOUGHT.match(said)
@@ -263,13 +265,6 @@ def _shortened(body: str, content: str, opener: str, place: str) -> str:
     sizes = range(min(len(opener), len(content)), 0, -1)
     overlap = next((size for size in sizes if content.startswith(opener[-size:]) and opener[-size:].strip()), 0)
     return content[overlap:]
-
-
-def _check_said(said: str, message: dict[str, Any], place: str) -> None:
-    """Raise LayoutError when the thought or the content of a message does not stand in its answer as the record has it."""
-    for name in ("reasoning_content", "content"):
-        if message.get(name, "").strip() not in said:
-            raise LayoutError(f"{place}.{name}: the chat template alters it")
 
 
 def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:
