@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from omegaconf import MISSING
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, Strict
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import core_schema
+from pydantic_core import PydanticCustomError, core_schema
 
 from longspec.config.names import NAME, checked_name
 
@@ -39,7 +39,14 @@ class OwnTitles(GenerateJsonSchema):
 
 def words(*known: Any) -> Any:
     """Allow these values alone: OmegaConf, which types the same fields, knows no Literal."""
-    return GetPydanticSchema(lambda _, __: core_schema.literal_schema(list(known)))
+
+    def checked(value: Any) -> Any:
+        if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in known):  # true is no 1
+            raise PydanticCustomError("literal_error", "is none of them")
+        return value
+
+    literal = core_schema.literal_schema(list(known))
+    return GetPydanticSchema(lambda _, __: core_schema.no_info_before_validator_function(checked, literal))
 
 
 def checked_as(kind: Any) -> Any:
