@@ -62,10 +62,6 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
     return json.dumps(records, indent=2).encode()
 
 
-def test_every_published_set_has_a_preset() -> None:
-    assert yaml_files.read(presets.FILES[presets.DATA]).keys() == PUBLISHED.keys() | FROM_HERE
-
-
 def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path) -> None:
     short, long = "How many are 2 and 3?", "How many are " + "1 and " * 40 + "1?"
     source, out = tmp_path / "in.jsonl", tmp_path / "raw/manifest.json"
@@ -91,7 +87,8 @@ def test_a_presets_records_become_documents(tmp_path: Path, preset: str) -> None
     assert [to_messages_or_text(record) for record in jsonl.read(out.parent / "train.jsonl")] == documents
 
 
-def test_what_is_given_wins_over_the_preset() -> None:
+def test_every_published_set_has_a_preset_over_which_wins_what_is_given() -> None:
+    assert yaml_files.read(presets.FILES[presets.DATA]).keys() == PUBLISHED.keys() | FROM_HERE
     plain = presets.expand("d", {"preset": "sharegpt"})
     assert presets.expand("d", {"preset": "sharegpt", "shards": 3, "revision": "v2"}) == plain | {"shards": 3, "revision": "v2"}
     local = presets.expand("d", {"preset": "sharegpt", "source": "inputs/sharegpt.json"})

@@ -4,7 +4,6 @@ import inspect
 import re
 import textwrap
 from collections import Counter
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +136,5 @@ def test_every_equation_is_true_and_the_answer_takes_each_number_at_most_once() 
         assert eval(found[1]) == target == int(found[2])
         assert not Counter(map(int, re.findall(r"\d+", found[1]))) - Counter(numbers)
     assert written > 2000
-
-
-def test_record_is_a_function_of_seed_and_index() -> None:
-    assert list(puzzles.generate(12, seed=7))[:5] == list(puzzles.generate(5, seed=7))
-    assert next(islice(puzzles.generate(1, seed=8), 1)) != next(islice(puzzles.generate(1, seed=7), 1))
+    # A record is a function of seed and index.
+    assert list(puzzles.generate(12, seed=7))[:5] == list(puzzles.generate(5, seed=7)) != list(puzzles.generate(5, seed=8))
