@@ -53,7 +53,7 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_strays(final: Path) -> None:
+def remove_strays(final: Path) -> None:
     """Remove what killed jobs left beside a final name that is about to be made; one job at a time makes a name."""
     pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
     for path in final.parent.glob(".*.tmp"):
@@ -66,7 +66,7 @@ def _remove_strays(final: Path) -> None:
 def new_file(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` to write to; it is renamed to `final` when the block ends, and removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_strays(final)
+    remove_strays(final)
     # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
     beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")
@@ -86,7 +86,7 @@ def new_folder(final: Path) -> Iterator[Path]:
     Killed in between, `final` is the old folder, the new one, or not there.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_strays(final)
+    remove_strays(final)
     beside, replaced = (final.with_name(f".{final.name}.{os.getpid()}{end}.tmp") for end in ("", "-old"))
     for leftover in (beside, replaced):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from longspec.atomic_files import describe_files, new_file, read_json_object, write_manifest
+from longspec.atomic_files import describe_files, new_file, read_json_object, remove_strays, write_manifest
 from longspec.distributed import log
 from longspec.process_group import of_first_rank
 from longspec.states.compute import Computation, shared
@@ -47,6 +47,8 @@ class ShardWriter:
         names, listed = set(map(part_name, self.parts)), {}
         with suppress(ValueError):  # no shard is finished here, or its manifest is damaged
             listed = read_json_object(self.out / SHARD).get("files", {})
+        for name in names:
+            remove_strays(self.out / name)
         for path in sorted(self.out.glob("rows-*")):
             found = describe_files(self.out, [path.name])
             if path.name in names and self._is_own(path) and listed.get(path.name, found[path.name]) == found[path.name]:
