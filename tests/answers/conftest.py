@@ -1,6 +1,7 @@
 """A random target that ends its answers now and then, and conversations of one and of several turns."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
@@ -13,7 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from longspec import jsonl, lease
 from longspec.answers import shard
 from longspec.answers.settings import parse
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, files_below, read_json, write_json
+from longspec.target import fetch
+from tests.answers.chat_server import Server
 from tests.corpus import Corpus
 from tests.targets import SHAPES
 
@@ -85,8 +88,7 @@ def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
         model.lm_head.weight[tokenizer.convert_tokens_to_ids("<|im_end|>")] *= 4  # it ends at once, later, or not
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
-    files = describe_files(folder / "target", [path.name for path in (folder / "target").iterdir()])
-    write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
+    fetch.write_manifest(folder / "target_manifest.json", folder / "target", "test", files_below(folder / "target"))
     chats = [*map(turns, ASKED), *(turns(*pair) for pair in list(permutations(ASKED, 2))[::3])]
     raw = write_chats(folder / "chats", chats, [turns("the old cat?"), turns(*ASKED)])
     return Case(raw, folder / "target_manifest.json", corpus.tokenizer)
@@ -97,9 +99,8 @@ def with_template(case: Case, template: str, folder: Path, *, keep: bool = False
     tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
     tokenizer.chat_template = template + (tokenizer.chat_template if keep else "")
     tokenizer.save_pretrained(folder / "tokenizer")
-    files = describe_files(folder / "tokenizer", [path.name for path in (folder / "tokenizer").iterdir()])
     manifest = folder / "tokenizer_manifest.json"
-    write_json(manifest, read_json(case.tokenizer) | {"path": str(folder / "tokenizer"), "files": files})
+    fetch.write_manifest(manifest, folder / "tokenizer", "test", files_below(folder / "tokenizer"))
     return replace(case, tokenizer=manifest)
 
 
@@ -108,3 +109,14 @@ def journal_of(out: Path) -> dict[tuple[str, int], dict[str, Any]]:
     lines = [json.loads(line) for line in (out / "journal.jsonl").read_text().splitlines()[1:]]
     assert len({tuple(line["record"]) for line in lines}) == len(lines)
     return {tuple(line["record"]): line for line in lines}
+
+
+def ask(case: Case, out: Path, server: Server, **settings: Any) -> dict[str, Any]:
+    """The manifest of a shard that this server answers."""
+    return case.make(out, engine="endpoint", endpoint=server.address, **{"requests": 4, **settings})
+
+
+def ask_alone(case: Case, folder: Path, server: Server, questions: Iterable[str], **settings: Any) -> dict[str, Any]:
+    """The manifest of a shard of these questions, in `folder / "out"`, that this server answers."""
+    raw = write_chats(folder / "chats", [turns(each) for each in questions], [])
+    return ask(replace(case, raw=raw), folder / "out", server, **settings)

@@ -12,8 +12,9 @@ from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.record_checks import RecordError
-from tests.answers.chat_server import Reply, ask_alone, echo, said, serving
-from tests.answers.conftest import Case, journal_of, turns, with_template
+from tests.answers.chat_server import Reply, echo, said, serving
+from tests.answers.conftest import Case, ask_alone, journal_of, turns, with_template
+from tests.data.families import encoded
 
 # Puts an empty thought before an answer without one, and strips answers: as many reasoning models' templates.
 THINKING = """{% for turn in messages %}
@@ -29,13 +30,6 @@ def spelt(document: Any) -> list[int]:
     return document.ids[document.answer_mask == 1].tolist()
 
 
-def documents_of(tokenizer: Any, record: dict[str, Any]) -> list[Any]:
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode([encoder.plan(record)])
-    assert isinstance(documents, list)
-    return documents
-
-
 @pytest.mark.parametrize("template", [None, THINKING])
 def test_what_is_trained_is_what_was_written(case: Case, tmp_path: Path, template: str | None) -> None:
     """By transformers' own rendering: each answer's tokens stand behind the template's request, and nothing else is trained."""
@@ -46,7 +40,7 @@ def test_what_is_trained_is_what_was_written(case: Case, tmp_path: Path, templat
     trained = 0
     for record in jsonl.read(tmp_path / "merged/train.jsonl"):
         answers = [number for number, message in enumerate(record["messages"]) if message["role"] == "assistant"]
-        documents = documents_of(tokenizer, record)
+        documents = encoded(tokenizer, record)
         assert np.concatenate([spelt(document) for document in documents]).tolist() == [
             token for ids in record["answer_ids"] for token in ids
         ]
@@ -67,7 +61,7 @@ def test_a_cut_answer_does_not_learn_to_end(case: Case, tmp_path: Path) -> None:
     cut = [line for line in journal_of(tmp_path).values() if line["end"] == "cut"]
     assert cut
     for line in cut:
-        (*_, document) = documents_of(tokenizer, line)
+        (*_, document) = encoded(tokenizer, line)
         assert document.ids[-1] == tokenizer.eos_token_id
         assert document.answer_mask[-1] == 0
 
@@ -86,7 +80,7 @@ def test_turns_stand_in_one_document_where_their_tokens_go_on(case: Case) -> Non
     found = {}
     for name, first in (("usual", usual), ("apart", apart)):
         ids = [[*first, end], [*usual, end], [*usual, end]]
-        documents = documents_of(tokenizer, record | {"answer_ids": ids})
+        documents = encoded(tokenizer, record | {"answer_ids": ids})
         assert np.concatenate([spelt(each) for each in documents]).tolist() == [token for each in ids for token in each]
         found[name] = len(documents)
     assert found == {"usual": 1, "apart": 2}

@@ -27,26 +27,23 @@ def command(*words: str) -> str:
     return " ".join([sys.executable, str(STAND_IN), "{model}", "{port}", *words])
 
 
-def test_the_job_starts_its_server_and_ends_it(case: Case, tmp_path: Path) -> None:
-    made = case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid")), requests=2)
+def test_the_job_starts_its_server_for_what_is_left_and_ends_it(case: Case, tmp_path: Path) -> None:
+    settings = {"engine": "endpoint", "server": command(str(tmp_path / "pid")), "requests": 2}
+    made = case.make(tmp_path, **settings)
     assert made["ends"]["answered"] == 14
     assert journal_of(tmp_path)["train", 2]["messages"][1]["content"] == f"by {case.folder}"
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+    (tmp_path / "pid").unlink()
+    (tmp_path / "shard.json").unlink()
+    assert case.make(tmp_path, **settings) == made
+    assert not (tmp_path / "pid").exists()
 
 
 def test_a_server_that_ends_is_told_with_its_last_words(case: Case, tmp_path: Path) -> None:
     for when in ("at-once", "later"):
         with pytest.raises(ValueError, match=r"ended with exit code 7: no memory; all it printed: .*server\.log"):
             case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"), when), tries=2)
-
-
-def test_a_server_is_started_for_what_is_left_alone(case: Case, tmp_path: Path) -> None:
-    made = case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid")))
-    (tmp_path / "pid").unlink()
-    (tmp_path / "shard.json").unlink()
-    assert case.make(tmp_path, engine="endpoint", server=command(str(tmp_path / "pid"))) == made
-    assert not (tmp_path / "pid").exists()
 
 
 @pytest.mark.slow

@@ -1,18 +1,96 @@
-"""Questions and answers between text and tokens, through tokenizers of known kinds."""
+"""Which questions of a record are asked, how they are laid out, and which answers are kept."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longspec.answers.conversation import Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import ANSWERED, DROPPED, SHORTENED, SKIPPED, Answer, Asker, Conversation
 from longspec.answers.settings import Regenerate
 from longspec.data.chat.encoding import Encoder
+from longspec.data.read.record_checks import MARKS, Marks
+from longspec.data.read.records import to_messages_or_text
 from tests.data.families import byte_level, family
 
+SYSTEM, ASKED = {"role": "system", "content": "s"}, {"role": "user", "content": "u"}
+OLD, NEW = {"role": "assistant", "content": "old"}, {"role": "assistant", "content": "new"}
+
+
+@pytest.mark.parametrize(
+    ("record", "history", "messages"),
+    [
+        ({"messages": [ASKED]}, [ASKED], [ASKED, NEW]),
+        ({"messages": [SYSTEM, ASKED]}, [SYSTEM, ASKED], [SYSTEM, ASKED, NEW]),
+        ({"messages": [ASKED, OLD, ASKED]}, [ASKED], [ASKED, NEW, ASKED]),
+    ],
+)
+def test_one_answer_is_asked_for(record: dict[str, Any], history: list[Any], messages: list[Any]) -> None:
+    conversation = Conversation(("train", 1), record, "keep")
+    assert (conversation.turns, conversation.end, conversation.history) == (1, "", history)
+    conversation.take(Answer("new", 1, cut=False))
+    assert (conversation.end, conversation.line()["messages"]) == (ANSWERED, messages)
+
+
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {"role": "assistant", "tool_calls": [{"name": "f", "arguments": {}}]}
+RESULT = {"role": "tool", "content": "r"}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [{"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}],
+    ids=lambda beside: next(iter(beside)),
+)
+def test_what_a_record_gives_the_template_is_asked_and_kept_with_its_answer(beside: dict[str, Any]) -> None:
+    record = {"messages": [ASKED, OLD], **beside}
+    conversation = Conversation(("train", 1), record, "keep")
+    assert conversation.asked == replace(to_messages_or_text(record), messages=[ASKED])
+    conversation.take(Answer("new", 1, cut=False))
+    line = conversation.line()
+    assert (line["end"], to_messages_or_text(line)) == (ANSWERED, to_messages_or_text(record | {"messages": [ASKED, NEW]}))
+
+
+@pytest.mark.parametrize("behind", [[RESULT, OLD], [ASKED, OLD]])
+def test_where_tools_are_offered_nothing_is_asked_behind_the_first_answer(behind: list[Any]) -> None:
+    first = CALL if RESULT in behind else OLD
+    conversation = Conversation(("train", 1), {"messages": [ASKED, first, *behind], "tools": [TOOL]}, "keep")
+    conversation.take(Answer('{"name": "f"}', 1, cut=False))
+    assert (conversation.end, conversation.turns) == (SHORTENED, 1)
+    assert conversation.line()["messages"] == [ASKED, {"role": "assistant", "content": '{"name": "f"}'}]
+
+
+def test_calls_of_tools_that_are_not_offered_are_skipped_with_their_name() -> None:
+    conversation = Conversation(("train", 1), {"messages": [ASKED, CALL, RESULT, OLD]}, "keep")
+    assert (conversation.end, conversation.reason) == (SKIPPED, "calls of tools that the record does not offer")
+
+
+@pytest.mark.parametrize("marks", MARKS, ids=lambda marks: marks.opener)
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_an_answer_that_ends_inside_its_thought_is_dropped(marks: Marks, is_opened: bool) -> None:
+    conversation = Conversation(("train", 1), {"messages": [ASKED]}, "keep")
+    conversation.opened = marks if is_opened else None
+    conversation.take(Answer("half" if is_opened else f"{marks.opener}half", 1, cut=False))
+    assert (conversation.end, "inside its thought" in conversation.reason) == (DROPPED, True)
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [Answer(marks.written("why", "new"), 3, cut=False) for marks in MARKS] + [Answer("new", 3, cut=False, thought="why")],
+    ids=["<think>", "[THINK]", "apart"],
+)
+def test_no_turn_is_asked_behind_a_thought_which_a_template_would_leave_out(thought: Answer) -> None:
+    several = Conversation(("train", 1), {"messages": [ASKED, OLD, ASKED, OLD]}, "keep")
+    several.take(thought)
+    assert (several.end, len(several.line()["messages"])) == (SHORTENED, 2)
+    assert several.line()["messages"][1]["content"] == thought.text
+    alone = Conversation(("train", 2), {"messages": [ASKED, OLD, ASKED]}, "keep")
+    alone.take(thought)
+    assert alone.end == ANSWERED
+
+
 QUESTION = {"role": "user", "content": "größer, <|end|>?"}
-TOOL = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
+SUM = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +115,7 @@ def test_answers_in_channels_are_a_servers(tokenizers: dict[str, Any]) -> None:
 def test_what_a_server_reads_is_what_transformers_lays_out(tokenizers: dict[str, Any], name: str) -> None:
     """Of this day, and with names of special tokens in a question as tokens, as servers of transformers' templates have it."""
     tokenizer = tokenizers[name]
-    beside: dict[str, Any] = {} if name == "llama" else {"tools": [TOOL]}
+    beside: dict[str, Any] = {} if name == "llama" else {"tools": [SUM]}
     arguments = {"enable_thinking": False} if name == "qwen3-tools" else {}
     record = {"messages": [QUESTION, {"role": "assistant", "content": "old"}], **beside, "chat_template_kwargs": arguments}
     chat = Conversation(("train", 1), record, "keep").asked

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer
 from longspec import jsonl
 from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
-from tests.answers.chat_server import Reply, ask, echo, question, said, serving
-from tests.answers.conftest import Case, journal_of, turns, with_template, write_chats
+from tests.answers.chat_server import Reply, echo, question, said, serving
+from tests.answers.conftest import Case, ask, journal_of, turns, with_template, write_chats
 
 
 def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Reply]:

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 from hypothesis import configuration, settings
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from longspec.atomic_files import describe_files, write_json
 from longspec.data.chat.chat_template import CHATML
-from longspec.demo import puzzles
+from longspec.draft_vocabulary import tokenizer_files
+from longspec.target import fetch
+from tests.data import families
 from tests.data.hub_standin import Hub, running
 
 # Few examples, the same ones every time where a failure must mean something new; what is kept of them lies in .cache.
@@ -19,29 +19,16 @@ configuration.set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache/hypoth
 settings.register_profile("bounded", max_examples=60, deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("bounded")
 
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-
 
 @pytest.fixture(scope="session")
 def tokenizer_manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The manifest of the tokenizer's folder."""
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    texts = [record["qwq"] for _, record in puzzles.generate(20, seed=5)]
-    trainer = trainers.BpeTrainer(vocab_size=600, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False)
-    backend.train_from_iterator(texts, trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|im_end|>")
-    tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL[:2]})
+    tokenizer = families.family("qwen2.5", families.byte_level())
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|endoftext|>", "<|im_start|>"]})
     tokenizer.chat_template = CHATML
     folder = tmp_path_factory.mktemp("tokenizer")
     tokenizer.save_pretrained(folder / "files")
-    names = [path.name for path in (folder / "files").iterdir()]
-    files = describe_files(folder / "files", names)
-    write_json(folder / "manifest.json", {"path": str(folder / "files"), "source": "build", "files": files})
+    fetch.write_manifest(folder / "manifest.json", folder / "files", "build", tokenizer_files(folder / "files"))
     return folder / "manifest.json"
 
 

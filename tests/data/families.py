@@ -5,7 +5,6 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from longspec.data.chat.encoding import Encoded, Encoder
-from longspec.data.chat.special_tokens import LayoutError
 from longspec.demo import puzzles
 from tests.data.agent_families import AGENTS
 
@@ -62,14 +61,6 @@ R1 = """{{ bos_token }}{% for turn in messages %}
 PHI = """{% for turn in messages %}{{ '<|' + turn.role + '|>\\n' + turn.content + '<|end|>\\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# No system messages, another name for the assistant, contents trimmed.
-GEMMA = """{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('there is no system role') }}{% endif %}
-{%- for turn in messages %}
-{%- if (turn.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}
-{{- '<start_of_turn>' + ('model' if turn.role == 'assistant' else turn.role) + '\\n' }}
-{{- turn.content | trim + '<end_of_turn>\\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"""
-
 # Marks what is generated.
 MARKED = """{% for turn in messages %}{{ '<|im_start|>' + turn.role + '\\n' }}
 {%- if turn.role == 'assistant' %}{% generation %}{{ turn.content + '<|im_end|>' }}{% endgeneration %}{{ '\\n' }}
@@ -88,7 +79,6 @@ FAMILIES: dict[str, tuple[str, list[str], list[str], str | None, str]] = {
     "mistral": (MISTRAL, ["[INST]", "[/INST]"], [], "<s>", "</s>"),
     "r1": (R1, ["<|User|>", "<|Assistant|>"], ["<think>", "</think>"], "<|bos|>", "<|eos|>"),
     "phi": (PHI, ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], [], None, "<|endoftext|>"),
-    "gemma": (GEMMA, ["<start_of_turn>", "<end_of_turn>"], [], "<bos>", "<eos>"),
     "marked": (MARKED, ["<|im_start|>", "<|im_end|>"], [], None, "<|im_end|>"),
     "plain": (PLAIN, [], [], None, "<|endoftext|>"),
 }
@@ -142,12 +132,8 @@ def family(name: str, backend: Tokenizer) -> Any:
 
 
 def encoded(tokenizer: Any, record: dict[str, Any]) -> list[Encoded]:
-    """The documents of a record. Raises LayoutError when it cannot be laid out."""
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode([encoder.plan(record)])
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents
+    """The documents of a record."""
+    return Encoder(tokenizer).documents(record)
 
 
 def stretches(tokenizer: Any, document: Encoded, kind: int = 1) -> list[str]:

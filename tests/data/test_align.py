@@ -66,11 +66,6 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
         },
         [{"c": [{"from": "system", "value": "s"}, {"from": "human", "value": "1"}, {"from": "gpt"}]}],
     ),
-    (
-        {"lay_out": {"chat_template_kwargs": {"enable_thinking": False}, "train_thoughts": False}},
-        {"a": 1, "chat_template_kwargs": {"b": 1}},
-        [{"a": 1, "chat_template_kwargs": {"enable_thinking": False}, "train_thoughts": False}],
-    ),
 ]
 
 FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [
@@ -110,7 +105,6 @@ REFUSED: list[tuple[Any, str]] = [
     ([{"filter": {"field": "a", "present": True, "equals": 1}}], "[0].filter.field"),
     ([{"filter": {"field": "a", "min": True}}], "[0].filter.min"),
     ([{"filter": {"field": "a", "in_": [1]}}], "[0].filter.in_"),
-    ([{"lay_out": {"train_thoughts": "no"}}], "[0].lay_out.train_thoughts"),
 ]
 
 

@@ -27,7 +27,7 @@ REASONED = [
     ("user", "second"),
     ("assistant", "<think>\nwell\n</think>\n\nno"),
 ]
-END = {"llama": "<|turn_end|>", "mistral": "</s>", "r1": "<|eos|>", "phi": "<|end|>", "gemma": "<end_of_turn>"}
+END = {"llama": "<|turn_end|>", "mistral": "</s>", "r1": "<|eos|>", "phi": "<|end|>"}
 NAMES = sorted(families.FAMILIES)
 
 
@@ -57,7 +57,7 @@ def end_of(name: str) -> str:
     return END.get("mistral" if name == "spaced" else name, "<|im_end|>")
 
 
-@pytest.mark.parametrize("name", [*(n for n in NAMES if n != "gemma"), "spaced"])
+@pytest.mark.parametrize("name", [*NAMES, "spaced"])
 def test_tokens_are_those_of_transformers_and_answers_are_trained(tokenizers: dict[str, Any], name: str) -> None:
     tokenizer, end = tokenizers[name], end_of(name)
     # The space that a template puts before an answer, and not into its request, is for the model to write.
@@ -68,7 +68,8 @@ def test_tokens_are_those_of_transformers_and_answers_are_trained(tokenizers: di
         if name == "llama":  # the date is ours
             dated = ChatTemplate.of(tokenizer).render(messages(turns), False)
             expected = tokenizer(dated, add_special_tokens=False).input_ids
-        ids = encoded(tokenizer, turns).ids.tolist()
+        document = encoded(tokenizer, turns)
+        ids = document.ids.tolist()
         # White space behind the last answer is left out; a document is closed with eos.
         shared = len(ids) - 1 if ids[-1] != expected[min(len(ids), len(expected)) - 1] else len(ids)
         assert ids[:shared] == expected[:shared]
@@ -76,39 +77,20 @@ def test_tokens_are_those_of_transformers_and_answers_are_trained(tokenizers: di
         assert ids[shared:] in ([], [tokenizer.eos_token_id])
         if name != "plain":
             answers = [f"{space}{content}{end}" for role, content in turns if role == "assistant"]
-            assert stretches(tokenizer, encoded(tokenizer, turns)) == answers
-
-
-@pytest.mark.parametrize("name", ["llama", "qwen2.5", "mistral", "phi", "gemma", "marked", "plain"])
-def test_the_last_answer_begins_where_the_request_for_it_ends(tokenizers: dict[str, Any], name: str) -> None:
-    tokenizer = tokenizers[name]
-    turns = [("user", "q"), ("assistant", "a"), ("user", "14 - 3?"), ("assistant", "11")]
-    document = encoded(tokenizer, turns)
-    request = ChatTemplate.of(tokenizer).render(messages(turns[:-1]), True)
-    prompt = tokenizer(request, add_special_tokens=False).input_ids
-    assert document.as_served
-    assert document.ids[: len(prompt)].tolist() == prompt
-    assert document.answer_mask[len(prompt) - 1 : len(prompt) + 1].tolist() == [0, 1]
+            assert stretches(tokenizer, document) == answers
+        # The last answer begins where the request for it ends.
+        request = ChatTemplate.of(tokenizer).render(messages(turns[:-1]), True)
+        prompt = tokenizer(request, add_special_tokens=False).input_ids
+        assert document.as_served is (name not in ("qwen3", "r1"))
+        if document.as_served and name != "spaced":
+            assert ids[: len(prompt)] == prompt
+            assert document.answer_mask[len(prompt) - 1 : len(prompt) + 1].tolist() == [0, 1]
 
 
 PLAIN_CHATS = json.loads(Path(__file__).with_name("plain_chats.json").read_text(encoding="utf-8"))
 KEPT = {
-    "one": ONE,
-    "two": TWO[1:],
-    "systwo": TWO,
-    "three": [
-        ("user", "q q"),
-        ("assistant", "q"),
-        ("user", "q"),
-        ("assistant", "q"),
-        ("user", "4?"),
-        ("assistant", "assistant: 4"),
-    ],
     "tail": [("user", "q"), ("assistant", "a"), ("user", "thanks")],
-    "space": [("user", " q\n"), ("assistant", "\n\na line  ")],
-    "spacetwo": [("user", "q"), ("assistant", " a\n"), ("user", "q"), ("assistant", "x \n\n  y\n")],
     "twice": [("user", "q"), ("assistant", "a"), ("assistant", "b"), ("user", "q"), ("assistant", "c")],
-    "reasoned": REASONED,
     "tight": [("user", "first"), ("assistant", "<think>well</think>no")],
     "emptythought": [("user", "first"), ("assistant", "\n</think>\n\nno")],
 }
@@ -116,12 +98,12 @@ KEPT = {
 
 @pytest.mark.parametrize("name", sorted(PLAIN_CHATS))
 def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Tokenizer, name: str) -> None:
-    """Of every template, where it rewrites no history: as laid out when such chats had a way of their own."""
+    """Of odd chats, where a template rewrites no history: as laid out when such chats had a way of their own."""
     tokenizer = families.family(name if name != "chatml" else "qwen2.5", byte_level)
     tokenizer.chat_template = CHATML if name == "chatml" else tokenizer.chat_template
     laid_out = {}
     for key in PLAIN_CHATS[name]:
-        [conversation] = lay_out(ChatTemplate.of(tokenizer), Chat(messages(KEPT[key])))
+        [conversation] = lay_out(ChatTemplate.of(tokenizer), Chat(messages(KEPT[key])), {})
         text = conversation.text
         for start, end in reversed(conversation.answers):
             text = f"{text[:start]}⟦{text[start:end]}⟧{text[end:]}"
@@ -167,22 +149,6 @@ def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
     assert tokenizer.decode(document.ids) == f"user: q</s>assistant: {content}</s>"
     assert stretches(tokenizer, document) == [f"{content}</s>"]
     assert not document.as_served
-
-
-@pytest.mark.parametrize("name", ["qwen2.5", "mistral", "llama", "r1", "marked"])
-def test_names_of_special_tokens_in_messages_stay_text(tokenizers: dict[str, Any], name: str) -> None:
-    """Also of those special tokens that have no role in the tokenizer, and where the template moves a message."""
-    tokenizer = tokenizers[name]
-    special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-    typed, own = f"see {special[0]}{special[-1]}", f"I {special[-1]} {special[-1]}{special[0]}, ok"
-    turns = [("system", f"no {special[-1]}"), ("user", typed), ("assistant", own)]
-    plain = encoded(tokenizer, [("system", "no x"), ("user", "see x"), ("assistant", "I x, ok")])
-    document = encoded(tokenizer, turns)
-    control = set(tokenizer.convert_tokens_to_ids(special))
-    assert [i for i in document.ids.tolist() if i in control] == [i for i in plain.ids.tolist() if i in control]
-    text = tokenizer.decode(document.ids)
-    assert all(said in text for said in (typed, own, f"no {special[-1]}"))
-    assert stretches(tokenizer, document)[-1].strip() == own + end_of(name)
 
 
 @pytest.mark.parametrize(
@@ -241,21 +207,37 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
 
 
 WORDS = ["a", "ab", " ", "\n", "\n\n", "\t", ".", "größer", "🙂", "e\u0301", "14"]
-WORDS += ["<|im_end|>", "</s>", "[INST]", "<", "|", "▁", "\ue000"]
+WORDS += [
+    "<|im_end|>",
+    "</s>",
+    "[INST]",
+    "<|turn_end|>",
+    "<|start|>",
+    "<|User|>",
+    "<|eos|>",
+    "<|end|>",
+    "<",
+    "|",
+    "▁",
+    "\ue000",
+]
 CONTENTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map("".join).filter(str.strip)
 
 
 @settings(max_examples=150)
 @given(
-    name=st.sampled_from(["llama", "qwen2.5", "mistral", "r1", "phi", "gemma", "marked", "plain"]),
+    name=st.sampled_from(["llama", "qwen2.5", "mistral", "r1", "phi", "marked", "plain"]),
     contents=st.lists(CONTENTS, min_size=2, max_size=6),
 )
 def test_any_answers_come_back_from_their_tokens(tokenizers: dict[str, Any], name: str, contents: list[str]) -> None:
     """Whatever is said, names of special tokens too: the trained tokens decode to the answers as the template writes them."""
     tokenizer = tokenizers[name]
     turns = [(("user", "assistant")[n % 2], content) for n, content in enumerate(contents)]
-    document = encoded(tokenizer, turns)
-    stripped = name in ("llama", "gemma", "mistral")
+    document, plain = encoded(tokenizer, turns), encoded(tokenizer, [(role, "x") for role, _ in turns])
+    # Also names of special tokens that have no role in the tokenizer stay text.
+    control = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
+    assert [i for i in document.ids if i in control] == [i for i in plain.ids if i in control]
+    stripped = name in ("llama", "mistral")
     answers = [content.strip() if stripped else content for role, content in turns if role == "assistant"]
     texts = stretches(tokenizer, document)
     if name == "plain":

@@ -2,12 +2,11 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, write_json
 from longspec.data import draft_vocabulary
 from longspec.data.__main__ import parser, run
 from longspec.data.pack import packing
@@ -86,22 +85,14 @@ def refused(tmp_path: Path, rows: dict[str, Path], size: int, message: str, *opt
     assert not list(tmp_path.glob("draft_vocabulary_*"))
 
 
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"tokenizer": "u"}, "other.json: tokenizer: u, a vocabulary of another tokenizer than"),
-        ({"size": 99}, f"other.json: size: of a target of 99 tokens, {{}}/target.json has {TOKENS}"),
-        ({"ids": [3, 4, 5]}, "other.json: ids: are 3, --size is 2; give the file of that size"),
-        ({"ids": [5, 3]}, "other.json: ids: must be tokens 0 to 11 of the target, ascending, each once"),
-    ],
-)
-def test_tokens_that_do_not_fit_are_refused(
-    tmp_path: Path, rows: dict[str, Path], changed: dict[str, Any], message: str
-) -> None:
-    taken = tmp_path / "other.json"
-    DraftVocabulary((7, 9), TOKENS, "t", {"all": 1.0}).write(taken)
-    write_json(taken, read_json(taken) | changed)
-    refused(tmp_path, rows, 2, message.format(tmp_path), "--ids-of", str(taken))
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
+    for held, message in (
+        (DraftVocabulary((7, 9), TOKENS, "u", {"all": 1.0}), "other.json: tokenizer: u, a vocabulary of another tokenizer"),
+        (DraftVocabulary((7, 9), 99, "t", {"all": 1.0}), f"other.json: size: of a target of 99 tokens, {tmp_path}/target"),
+        (DraftVocabulary((3, 4, 5), TOKENS, "t", {"all": 1.0}), "other.json: ids: are 3, --size is 2; give the file of"),
+    ):
+        held.write(tmp_path / "other.json")
+        refused(tmp_path, rows, 2, message, "--ids-of", str(tmp_path / "other.json"))
 
 
 def test_rows_and_sizes_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:

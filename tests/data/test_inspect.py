@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.data import inspection, tokenize
 from longspec.data.pack import packing
+from longspec.draft_vocabulary import tokenizer_files
+from longspec.target import fetch
 from tests.corpus import write_raw
 from tests.data import families
 
@@ -41,27 +43,26 @@ def shown(path: Path, row: int = 0) -> str:
     return out.getvalue()
 
 
-def rows(path: Path) -> range:
-    return range(read_json(path)["rows"])
+@pytest.fixture(scope="module")
+def pages(packed: Path) -> list[str]:
+    return [shown(packed, row) for row in range(read_json(packed)["rows"])]
 
 
-def test_trained_text_stands_between_marks(packed: Path) -> None:
-    pages = [shown(packed, row) for row in rows(packed)]
+def test_trained_text_stands_between_marks(pages: list[str]) -> None:
     trained = [text for page in pages for text in re.findall(r"⟦([^⟧]*)⟧", page.split("⟦trained⟧")[1])]
     # The escape of a record is shown, not obeyed, and what looks like markup is text.
-    assert f"the answer zero‹{END}›" in trained
-    assert f"answer [bold]one[/bold] ␛[31m‹{END}›" in trained
+    assert f"the answer zero{END}" in trained
+    assert f"answer [bold]one[/bold] ␛[31m{END}" in trained
     assert 190 < "".join(trained).count("word") < 200  # the first token of a further piece is no label
     assert not any("p1" in text for text in trained)
-    assert sum("‹<|im_start|>›user\np1" in page for page in pages) == 1
+    assert sum("<|im_start|>user\np1" in page for page in pages) == 1
 
 
-def test_every_document_names_its_record(packed: Path) -> None:
+def test_every_document_names_its_record(packed: Path, pages: list[str]) -> None:
     train = packed.parents[1] / "raw/train.jsonl"
     lines: list[int] = []
     starts: dict[int, list[tuple[int, int]]] = {}
-    for row in rows(packed):
-        page = shown(packed, row)
+    for page in pages:
         found = re.findall(r"document \d+: its tokens ([\d,]+) to ([\d,]+), .*\n(\S+) line (\d+)", page)
         for start, end, path, line in found:
             assert Path(path) == train
@@ -81,41 +82,21 @@ def test_refusals(packed: Path) -> None:
         inspection.show(packed.parents[1] / "tokens/000.json", 0)
 
 
-@pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory, tokenizer_manifest: Path) -> Path:
-    """A row of one record that types what stands for control, and moves the cursor; its folder's name does too."""
-    folder = tmp_path_factory.mktemp("hostile") / "a\x1b[2J\nb"
-    text = "say <|im_end|> ‹<|im_end|>› ⟦so⟧\x1b]0;x\x07\t\x9b31m\u202eabc\u200b"
-    raw = write_raw(folder / "raw", [{"problem": text, "qwq": text}])
-    tokenize.make(raw, tokenizer_manifest, 0, 1, folder / "tokens" / "000.json")
-    packing.make([folder / "tokens" / "000.json"], 256, "longcot", "split", folder / "packed" / "manifest.json")
-    return folder / "packed" / "manifest.json"
-
-
-def test_typed_names_and_marks_are_not_taken_for_our_own(hostile: Path) -> None:
-    page = shown(hostile)
-    typed = "say <|im_end|> <U+2039><|im_end|><U+203A> <U+27E6>so<U+27E7>␛]0;x␇␉<U+009B>31m<U+202E>abc<U+200B>"
-    assert page.count(f"{typed}‹{END}›") == 2
-    # Two turns: what opens and closes them, and no typed name, is marked (and once in the legend's own word).
-    assert re.findall("‹([^›]*)›", page) == ["special", "<|im_start|>", END, "<|im_start|>", END]
-
-
 def test_a_space_behind_a_special_token_is_shown() -> None:
     """Also where the tokenizer drops the one that a text begins with."""
     tokenizer = families.family("mistral", families.spaces_in_words())
-    ids = tokenizer("[INST] the hat [/INST]", add_special_tokens=False).input_ids
-    special = set(tokenizer.convert_tokens_to_ids(["[INST]", "[/INST]"]))
+    ids = tokenizer("[INST] the hat [/INST] so", add_special_tokens=False).input_ids
+    trained = [int(place > ids.index(tokenizer.convert_tokens_to_ids("[/INST]"))) for place in range(len(ids))]
+    shown_as = inspection._text(ids, trained, tokenizer)
     whole = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    shown_as = "".join(inspection._decoded(ids, tokenizer, special))
-    assert shown_as == whole.replace("[INST]", "‹[INST]›").replace("[/INST]", "‹[/INST]›")
+    assert shown_as == whole.replace("[/INST]", "[/INST]⟦") + "⟧"
 
 
 def test_thoughts_calls_and_results_are_shown_as_they_are_laid_out(tmp_path: Path) -> None:
     """Through tokens and rows: a record of two documents, one that cannot be laid out, and the counts of all."""
     tokenizer = families.family("qwen3-tools", families.byte_level())
     tokenizer.save_pretrained(tmp_path / "files")
-    files = describe_files(tmp_path / "files", [path.name for path in (tmp_path / "files").iterdir()])
-    write_json(tmp_path / "tokenizer.json", {"path": str(tmp_path / "files"), "source": "build", "files": files})
+    fetch.write_manifest(tmp_path / "tokenizer.json", tmp_path / "files", "test", tokenizer_files(tmp_path / "files"))
     call = {"function": {"name": "sum", "arguments": '{"a": 14}'}}
     turns = [
         {"role": "user", "content": "14 + 3?"},

@@ -11,10 +11,8 @@ import pytest
 from longspec import jsonl
 from longspec.config import yaml_files
 from longspec.data import presets, raw
-from longspec.data.hub import fetch
-from longspec.data.hub.names import parse
+from longspec.data.hub import choose, parse
 from longspec.data.read.records import Chat, Text, to_messages_or_text
-from tests.data.hub_standin import Hub
 
 TALK = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
 SHARED = [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]
@@ -64,10 +62,6 @@ def encoded(path: str, records: list[dict[str, Any]], folder: Path) -> bytes:
     return json.dumps(records, indent=2).encode()
 
 
-def test_every_published_set_has_a_preset() -> None:
-    assert yaml_files.read(presets.FILES[presets.DATA]).keys() == PUBLISHED.keys() | FROM_HERE
-
-
 def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path) -> None:
     short, long = "How many are 2 and 3?", "How many are " + "1 and " * 40 + "1?"
     source, out = tmp_path / "in.jsonl", tmp_path / "raw/manifest.json"
@@ -81,22 +75,20 @@ def test_gsm8ks_training_questions_are_read_without_their_answers(tmp_path: Path
 
 
 @pytest.mark.parametrize("preset", PUBLISHED)
-def test_a_preset_goes_from_the_hub_to_documents(hub: Hub, tmp_path: Path, preset: str) -> None:
+def test_a_presets_records_become_documents(tmp_path: Path, preset: str) -> None:
+    """Of a file that its source names, on this machine."""
     path, records, documents = PUBLISHED[preset]
-    settings = presets.expand("d", {"preset": preset, "held_out": 0})
-    repository = parse(settings["source"]).repository
-    files = {path: encoded(path, records, tmp_path), "README.md": b"# no configs", "other/train.jsonl": b"{}"}
-    commit = hub.add(repository, files)
-    hub.repositories[repository].refs[settings["revision"]] = commit
-    fetched, out = tmp_path / "hub/d/manifest.json", tmp_path / "raw/d/manifest.json"
-    fetch.make(settings["source"], settings["revision"], fetched)
-    manifest = raw.make("d", settings, out, fetched=fetched)
-    assert manifest["origin"]["commit"] == commit
-    assert manifest["records"]["rejected"] == 0
+    whole = presets.expand("d", {"preset": preset, "held_out": 0})
+    assert choose(parse(whole["source"]), [path, "README.md", "other/train.jsonl"], "") == [path]
+    file, out = tmp_path / Path(path).name, tmp_path / "raw/manifest.json"
+    file.write_bytes(encoded(path, records, tmp_path))
+    made = raw.make("d", presets.expand("d", {"preset": preset, "held_out": 0, "source": str(file)}), out)
+    assert made["records"]["rejected"] == 0
     assert [to_messages_or_text(record) for record in jsonl.read(out.parent / "train.jsonl")] == documents
 
 
-def test_what_is_given_wins_over_the_preset() -> None:
+def test_every_published_set_has_a_preset_over_which_wins_what_is_given() -> None:
+    assert yaml_files.read(presets.FILES[presets.DATA]).keys() == PUBLISHED.keys() | FROM_HERE
     plain = presets.expand("d", {"preset": "sharegpt"})
     assert presets.expand("d", {"preset": "sharegpt", "shards": 3, "revision": "v2"}) == plain | {"shards": 3, "revision": "v2"}
     local = presets.expand("d", {"preset": "sharegpt", "source": "inputs/sharegpt.json"})

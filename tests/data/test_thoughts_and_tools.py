@@ -119,25 +119,6 @@ def test_earlier_thoughts_are_not_read(tokenizers: dict[str, Any], name: str) ->
     assert all(document.as_served for document in documents)
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("qwen3-tools", "\n\nIt is 17.<|im_end|>"),
-        ("r1-tools", "\n\nIt is 17.<|eos|>"),
-        ("harmony", "<|start|>assistant<|channel|>final<|message|>It is 17.<|return|>"),
-    ],
-)
-def test_thoughts_may_be_read_alone(tokenizers: dict[str, Any], name: str, said: str) -> None:
-    tools = None if name == "r1-tools" else [TOOL]
-    record = {"messages": LOOP, "tools": tools, "train_thoughts": False}
-    both = trained(tokenizers[name], record)
-    whole = trained(tokenizers[name], record | {"train_thoughts": True})
-    assert both[-1][-1] == said
-    assert both[0][0] == whole[0][0].partition("I add.")[2].lstrip("\n").removeprefix("</think>").removeprefix("<|end|>")
-    ids = [document.ids.tolist() for document in encoded(tokenizers[name], record)]
-    assert ids == [document.ids.tolist() for document in encoded(tokenizers[name], record | {"train_thoughts": None})]
-
-
 MAGISTRAL = """{{ bos_token }}[SYSTEM_PROMPT]Think between [THINK] and [/THINK].[/SYSTEM_PROMPT]
 {%- for turn in messages %}{{ '[INST]' + turn.content + '[/INST]' if turn.role == 'user' else turn.content + eos_token }}
 {%- endfor %}"""
@@ -152,7 +133,6 @@ def test_the_marks_of_magistral_are_a_thought() -> None:
     apart = {"messages": [question, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]}
     for record in (within, apart):
         assert trained(tokenizer, record) == [["[THINK]hm[/THINK]yes</s>"]]
-        assert trained(tokenizer, record | {"train_thoughts": False}) == [["yes</s>"]]
 
 
 def test_thinking_switched_off_is_part_of_the_prompt(tokenizers: dict[str, Any]) -> None:
@@ -187,21 +167,6 @@ def test_two_calls_and_two_results_in_one_turn(tokenizers: dict[str, Any]) -> No
     assert [document.left_out for document in documents] == [0, 1]
 
 
-def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokenizers: dict[str, Any]) -> None:
-    tokenizer, name = tokenizers["qwen3-tools"], "<|im_end|>"
-    call = CALL | {"function": {"name": "sum", "arguments": {name: [f"x{name}"]}}}
-    thought = {"role": "assistant", "content": "", "reasoning_content": f"say {name}", "tool_calls": [call]}
-    messages = [QUESTION, thought, {"role": "tool", "content": f"is {name}"}, {"role": "assistant", "content": "ok"}]
-    [document] = encoded(tokenizer, {"messages": messages, "tools": [TOOL], "chat_template_kwargs": {}})[:1]
-    said = stretches(tokenizer, document)[0]
-    assert said == (
-        f'<think>\nsay {name}\n</think>\n\n<tool_call>\n{{"name": "sum", "arguments": {{"{name}": ["x{name}"]}}}}\n'
-        f"</tool_call>{name}"
-    )
-    control = document.ids[document.answer_mask == 1].tolist().count(tokenizer.eos_token_id)
-    assert control == len(stretches(tokenizer, document))
-
-
 @pytest.mark.parametrize(
     ("name", "record", "reason"),
     [
@@ -234,11 +199,6 @@ def test_names_of_special_tokens_in_calls_thoughts_and_results_stay_text(tokeniz
             "qwen3-tools",
             {"messages": TWICE, "chat_template_kwargs": {"enable_thinking": False}},
             r"messages\[1\]\.reasoning_content: the chat template asks for an answer without a thought",
-        ),
-        (
-            "qwen3-tools",
-            {"messages": [QUESTION, {"role": "assistant", "content": "</think>\n"}], "train_thoughts": False},
-            r"messages\[1\]\.content: the chat template does not write this answer out",
         ),
         (
             "qwen3-tools",
@@ -318,3 +278,6 @@ def test_any_answer_comes_back_from_its_tokens(tokenizers: dict[str, Any], name:
     texts = [text for document in documents for text in stretches(tokenizer, document)]
     pairs = pairwise(messages)
     assert texts == [expected(name, answer, before) for before, answer in pairs if answer["role"] == "assistant"]
+    if name != "harmony":  # names of special tokens that somebody typed stay text
+        ends = [document.ids[document.answer_mask == 1].tolist().count(tokenizer.eos_token_id) for document in documents]
+        assert sum(ends) == len(texts)

@@ -1,7 +1,7 @@
 """Token ids and answer masks, verified by decoding."""
 
+import copy
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import raw, tokenize
 from longspec.data.chat.chat_template import CHATML
+from longspec.data.chat.encoding import Encoder
 from longspec.data.layout_tally import unlike_served_warning
 from longspec.data.pack import packing
 from longspec.draft_vocabulary import tokenizer_files
@@ -24,9 +24,10 @@ from tests.data.families import byte_level, family
 )
 def test_text_is_whole_and_ends_with_eos(tokenizer: Any, text: str) -> None:
     """Names of special tokens in it stay text."""
-    ids, mask = tokenize.encode(tokenizer, {"text": text})
-    assert (ids.dtype, mask.dtype) == (np.int32, np.uint8)
-    assert mask.all()
+    [made] = Encoder(tokenizer).documents({"text": text})
+    ids = made.ids
+    assert (ids.dtype, made.answer_mask.dtype) == (np.int32, np.uint8)
+    assert made.answer_mask.all()
     assert ids[-1] == tokenizer.eos_token_id
     assert not set(ids[:-1].tolist()) & set(tokenizer.all_special_ids)
     assert tokenizer.decode(ids[:-1], skip_special_tokens=False) == text
@@ -62,14 +63,13 @@ def test_shards_hold_every_record_once(tmp_path: Path, tokenizer_manifest: Path,
     assert packed["documents"] == 11
 
 
-def refusing(tokenizer_manifest: Path, folder: Path) -> Path:
+def refusing(tokenizer: Any, folder: Path) -> Path:
     """The same tokenizer with a template that knows no system role."""
-    manifest = read_json(tokenizer_manifest)
-    files = shutil.copytree(manifest["path"], folder / "refusing")
+    tokenizer = copy.deepcopy(tokenizer)
     refusal = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-    (files / "chat_template.jinja").write_text(refusal + CHATML)
-    names = [path.name for path in files.iterdir()]
-    write_json(folder / "refusing.json", manifest | {"path": str(files), "files": describe_files(files, names)})
+    tokenizer.chat_template = refusal + CHATML
+    tokenizer.save_pretrained(folder / "refusing")
+    fetch.write_manifest(folder / "refusing.json", folder / "refusing", "test", tokenizer_files(folder / "refusing"))
     return folder / "refusing.json"
 
 
@@ -79,12 +79,12 @@ def chats(count: int, refused: set[int]) -> list[dict[str, Any]]:
     return [{"messages": system * (n in refused) + turns} for n in range(count)]
 
 
-def test_what_a_template_refuses_is_counted_over_all_shards(tmp_path: Path, tokenizer_manifest: Path) -> None:
+def test_what_a_template_refuses_is_counted_over_all_shards(tmp_path: Path, tokenizer: Any) -> None:
     """One refused record is more than a hundredth of its small shard, two are no more than one of all, three are too many."""
-    tokenizer, tokens = refusing(tokenizer_manifest, tmp_path), [tmp_path / f"{shard:03}.json" for shard in range(20)]
+    refused_by, tokens = refusing(tokenizer, tmp_path), [tmp_path / f"{shard:03}.json" for shard in range(20)]
     for refused in ([7, 90, 150], [7, 150]):
         source = make_raw(tmp_path, chats(200, set(refused)))
-        made = [tokenize.make(source, tokenizer, n, 20, path) for n, path in enumerate(tokens)]
+        made = [tokenize.make(source, refused_by, n, 20, path) for n, path in enumerate(tokens)]
         lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
         reasons = [manifest["skipped"]["reasons"] for manifest in made if manifest["skipped"]["count"]]
         assert reasons == [

@@ -13,7 +13,7 @@ import pytest
 from longspec.atomic_files import describe_files, files_below, write_json
 from longspec.data import presets
 from longspec.data.chat.encoding import load_tokenizer
-from longspec.data.hub.names import parse
+from longspec.data.hub import parse
 from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
 from longspec.measure.prompts import read_prompts

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from longspec.data import raw
-from longspec.data.chat.encoding import load_tokenizer
-from longspec.data.tokenize import encode
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.measure.prompts import ROOM_AFTER, draw_prompts
 from longspec.measure.tasks import HeldOut
 from tests.corpus import Corpus
@@ -50,7 +49,7 @@ def test_stretches_of_held_out_records(tmp_path: Path, tokenizer: Any, kind: Any
     assert [prompt.number for prompt in prompts] == list(range(40))
     starts = []
     for prompt in prompts:
-        ids = encode(tokenizer, held_out[prompt.record])[0].tolist()
+        ids = Encoder(tokenizer).documents(held_out[prompt.record])[-1].ids.tolist()
         assert CONTEXT[0] <= len(prompt.ids) <= CONTEXT[1]
         places = [at for at in range(len(ids) - len(prompt.ids) + 1) if ids[at : at + len(prompt.ids)] == prompt.ids]
         assert places, "not a stretch of its record"

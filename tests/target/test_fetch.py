@@ -1,11 +1,9 @@
-import io
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 
-from longspec.atomic_files import checked_folder, read_json, sha256_file, write_json
+from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.target import fetch
 from tests.corpus import Corpus
@@ -69,17 +67,6 @@ def test_what_a_folder_lacks_is_named(folder: Path, tmp_path: Path, spoil, messa
     assert not tokenizer.exists()
 
 
-def test_code_of_a_target_that_is_not_supported_does_not_run(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
-    write_json(folder / "config.json", {"model_type": "unheard_of", "auto_map": {"AutoConfig": "code.Config"}})
-    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
-    with pytest.raises(ValueError, match=r"model_type 'unheard_of' is not supported .*; supported are llama"):
-        fetch.make(str(folder), *outs(tmp_path))
-    assert not (tmp_path / "ran").exists()
-
-
 def test_without_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
@@ -109,19 +96,3 @@ def test_weights_of_the_hub_come_when_the_target_is_supported(
         else:
             assert fetch.download("a/b", made) == commit
             assert {path.name for path in made.iterdir() if path.is_file()} == {path.name for path in folder.iterdir()}
-
-
-def test_weights_that_others_have_replaced_are_refused(folder: Path, tmp_path: Path) -> None:
-    """Of the same size, under an older time (`cp -p`, `rsync -a`); what the message says takes them as they are."""
-    target, tokenizer = outs(tmp_path)
-    fetch.make(str(folder), target, tokenizer)
-    assert Path(checked_folder(target)).resolve() == folder.resolve()
-    (folder / "model-2.safetensors").write_bytes(b"another")
-    os.utime(folder / "model-2.safetensors", (1, 1))
-    with pytest.raises(
-        ValueError, match=r"model-2\.safetensors: its SHA-256 differs .* made again after: rm .*target_manifest"
-    ):
-        checked_folder(target)
-    target.unlink()
-    fetch.make(str(folder), target, tokenizer)
-    checked_folder(target)

@@ -8,7 +8,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.data import tokenize
-from longspec.data.chat.encoding import load_tokenizer
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
@@ -32,11 +32,10 @@ def test_rows_are_laid_out_as_the_packed_ones(tmp_path: Path, corpus: Corpus) ->
     manifest = make_packed(tmp_path, corpus, "longcot", questions(50), [far, near, near])
     rows = held_out_rows(PackedRows(manifest), 2)
     assert len(rows) == 2
-    tokenizer = load_tokenizer(corpus.tokenizer)[0]
-    ids_N, mask_N = tokenize.encode(tokenizer, near)
+    [made] = Encoder(load_tokenizer(corpus.tokenizer)[0]).documents(near)
     for row in rows:
-        assert row.input_ids_S[: len(ids_N)].tolist() == ids_N.tolist()
-        assert row.loss_mask_S.nonzero()[0].tolist() == mask_N.nonzero()[0].tolist()
+        assert row.input_ids_S[: len(made.ids)].tolist() == made.ids.tolist()
+        assert row.loss_mask_S.nonzero()[0].tolist() == made.answer_mask.nonzero()[0].tolist()
 
 
 def test_records_that_were_made_again_are_refused(tmp_path: Path, corpus: Corpus) -> None:

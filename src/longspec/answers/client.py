@@ -3,14 +3,13 @@
 import logging
 import os
 from collections.abc import Generator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 import openai
 from pydantic import AliasPath, BaseModel, Field, NonNegativeInt, ValidationError
 
-from longspec.answers.conversation import Answer, Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import Answer, Asker, Conversation
 from longspec.answers.settings import JOURNAL, Regenerate
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.records import Chat
@@ -154,16 +153,8 @@ def answered(conversations: list[Conversation], client: Client, asker: Asker) ->
     log(f"{client.address}: asking {client.model}, {client.settings.requests} at a time")
     pool = ThreadPoolExecutor(client.settings.requests)
     try:
-        rest = iter(conversations)
-        waiting: set[Future[Conversation]] = set()
-        while True:
-            # Few wait in the pool: what stands in it is not taken back when the job ends.
-            while len(waiting) < 2 * client.settings.requests and (each := next(rest, None)) is not None:
-                waiting.add(pool.submit(_answer, each, client, asker))
-            if not waiting:
-                return
-            ended, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            yield [future.result() for future in ended]
+        for future in as_completed([pool.submit(_answer, each, client, asker) for each in conversations]):
+            yield [future.result()]
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from longspec.answers.conversation import Conversation, Key
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import Asker, Conversation, Key
 from longspec.answers.settings import BATCH_TOKENS, Regenerate
 from longspec.decode.cache import select, target_cache, tokens_ahead
 from longspec.decode.prefill import LAST
@@ -65,17 +65,11 @@ def answer(batch: list[Conversation], target: Any, settings: Regenerate, asker: 
         asked = [(each, prompt) for each, prompt in prompts if prompt is not None]
         if not asked:
             continue
-        samplers = [_sampler(each, settings, target.device) for each, _ in asked]
+        own = [torch.Generator(target.device).manual_seed(each.seed(settings.seed)) for each, _ in asked]
+        samplers = [Sampler(settings.temperature, 0, settings.top_p, generator) for generator in own]
         found = decode(target, [prompt for _, prompt in asked], settings.new_tokens, asker.ends, samplers)
         for (each, _), tokens in zip(asked, found, strict=True):
             each.take(asker.answer(tokens))
-
-
-def _sampler(conversation: Conversation, settings: Regenerate, device: torch.device) -> Sampler:
-    if settings.temperature == 0:
-        return Sampler()
-    generator = torch.Generator(device).manual_seed(conversation.seed(settings.seed))
-    return Sampler(settings.temperature, 0, settings.top_p, generator)
 
 
 @torch.inference_mode()
@@ -89,7 +83,8 @@ def decode(
     numbers.
     """
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
-    ids_BS, mask_BT = _left_padded(prompts, target.device)
+    ids = [torch.tensor(prompt, device=target.device) for prompt in prompts]
+    ids_BS, mask_BT = (pad_sequence(x, batch_first=True, padding_side="left") for x in (ids, list(map(torch.ones_like, ids))))
     positions_BS = (mask_BT.cumsum(-1) - 1).clamp_min(0)
     cache = target_cache(target, tokens_ahead(new_tokens))
     for count in range(1, new_tokens + 1):
@@ -110,14 +105,6 @@ def decode(
             rows = [rows[at] for at in going]
         mask_BT = torch.cat([mask_BT, mask_BT.new_ones(len(rows), 1)], dim=1)
     return found
-
-
-def _left_padded(prompts: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the prompts in rows of one length, int64 [B, T], and 1 where a row has a token, 0 on the padding before it."""
-    longest = max(map(len, prompts))
-    ids = [[0] * (longest - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
 def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:

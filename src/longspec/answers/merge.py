@@ -8,13 +8,14 @@ manifest.json                  written last: the counts of all shards added up
 import json
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN
 from longspec.answers.settings import JOURNAL, SERVED
-from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_json
+from longspec.atomic_files import checked_manifest, describe_files, read_json, sha256_file, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.records import ANSWER_IDS, BESIDE
 
@@ -37,27 +38,23 @@ def _places(journals: list[Path]) -> dict[str, list[Place]]:
 
 
 def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
-    handles = {path: path.open("rb") for path in {path for _, path, _ in places}}
-    try:
+    with ExitStack() as stack:
+        handles = {path: stack.enter_context(path.open("rb")) for path in {path for _, path, _ in places}}
         for number, path, place in places:
             handles[path].seek(place)
             line = json.loads(handles[path].readline())
             yield {name: line[name] for name in ("messages", ANSWER_IDS, *BESIDE) if name in line} | {"line": number}
-    finally:
-        for handle in handles.values():
-            handle.close()
 
 
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     """Return the shards' manifests. Raises ValueError unless they are all shards of one making, of these records, and whole."""
-    manifests = [read_json(path) for path in shards]
+    manifests = [checked_manifest(path) for path in shards]
     wanted = manifests[0] | {"raw": sha256_file(raw)}
     for path, manifest in zip(shards, manifests, strict=True):
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
             if manifest.get(key) != wanted.get(key):
                 told = f"is {manifest.get(key)}, must be {wanted.get(key)}"
                 raise ValueError(f"{path}: {key}: {told}; remove it, then answer the shard again")
-        check_files(path.parent, manifest["files"], path)
     if sorted(manifest["shard"] for manifest in manifests) != list(range(wanted["num_shards"])):
         raise ValueError(f"{shards[0]}: is one of {wanted['num_shards']} shards; give each of them once")
     return manifests

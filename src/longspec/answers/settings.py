@@ -5,12 +5,11 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from longspec.atomic_files import sha256_text
-from longspec.config.schema import KNOWN, PRECISIONS
+from longspec.config.schema import PRECISIONS, Known
 from longspec.config.typed import Filled, Number, Rate, Seed, Share, Temperature, Text, Tokens, Whole, means, words
 
 LOCAL, ENDPOINT = "transformers", "endpoint"
@@ -29,24 +28,16 @@ ONLY = {
 }
 
 
-def _checked_address(text: str) -> str:
-    """Return an address. Raises ValueError for a port above 65535 and for brackets around what is no IPv6 address."""
-    _ = urlsplit(text).port
-    return text
-
-
 Address = Annotated[
     Text,
     Field(pattern=r"^https?://[^\s@/:][^\s@/]*(/[^\s@]*)?$", title="an address such as http://host:8000/v1"),
-    AfterValidator(_checked_address),
 ]
 
 
 @dataclass(frozen=True)
-class Regenerate:
+class Regenerate(Known):
     """How the target answers. Which keys go together: parse; what they mean for users: docs/answers.md."""
 
-    __pydantic_config__ = KNOWN
     new_tokens: Annotated[Tokens, means("the number of tokens of an answer at most")]
     temperature: Annotated[Temperature, means("0 for greedy, or what the target's logits are divided by")] = 0.0
     top_p: Annotated[Rate, means("the share of the probability that is drawn from, 1 for all")] = 1.0

@@ -15,10 +15,9 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers import client, server
-from longspec.answers.conversation import ENDS, FAILED, FILES, Conversation
-from longspec.answers.questions import Asker
+from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
-from longspec.atomic_files import check_files, checked_folder, describe_files, read_json, sha256_file, write_json
+from longspec.atomic_files import checked_folder, checked_manifest, describe_files, sha256_file, write_json
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.read.records import RecordError
 from longspec.distributed import ALONE, Ranks, log
@@ -115,8 +114,7 @@ def make(
         from longspec.models.target import join_ranks
 
         join_ranks(ranks)
-    dataset = read_json(raw)
-    check_files(raw.parent, dataset["files"], raw, once=True)
+    dataset = checked_manifest(raw)
     folder = Path(checked_folder(target))
     made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}

@@ -2,16 +2,17 @@
 
 import copy
 import re
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from longspec import methods
@@ -20,7 +21,7 @@ from longspec.config import yaml_files
 from longspec.config.checks import CHECKS, check_optimizer, name_class
 from longspec.config.faults import one_line, unknown_key
 from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stage_of, target_of, variants_of, with_implied
-from longspec.config.schema import Build, Config, Files, Recipe, Runtime, mix_of
+from longspec.config.schema import Build, Recipe, Runtime, mix_of
 from longspec.config.typed import OF_STAGE
 
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
@@ -29,6 +30,31 @@ COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads
 # Exceptions that a mistake in a configuration raises.
 ConfigError = (ValueError, HydraException, OmegaConfBaseException)
 NO_EFFECT = "Hydra's own settings have no effect here; remove it (files.out=... is the folder)"
+
+
+@dataclass
+class Files:
+    """Where the trainer started by hand finds and leaves things; not part of the frozen configuration."""
+
+    target: str = MISSING
+    data: Any = MISSING  # a path; of a stage that mixes data sets a list of them, in the order of their names
+    init_weights: str | None = None
+    vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
+    states: Any = None  # manifest.json of stored states, where recipe.states.source is offline
+    held_out_states: Any = None  # and shard.json of those of the held-out rows, where these are measured
+    replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
+    replay_states: dict[str, str] = field(default_factory=dict)  # and of their stored states
+    out: str = MISSING
+
+
+@dataclass
+class Config:
+    """All sections of one stage's configuration."""
+
+    recipe: Recipe = field(default_factory=Recipe)
+    runtime: Runtime = field(default_factory=Runtime)
+    build: Build = field(default_factory=Build)
+    files: Files = field(default_factory=Files)
 
 
 @cache

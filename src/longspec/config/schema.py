@@ -12,7 +12,6 @@ from pydantic import ConfigDict, Field
 
 from longspec.config.typed import (
     YEAR_MINUTES,
-    As,
     Count,
     CountOrNone,
     Filled,
@@ -32,6 +31,7 @@ from longspec.config.typed import (
     Text,
     Tokens,
     Whole,
+    checked_as,
     means,
     words,
 )
@@ -41,7 +41,7 @@ from longspec.config.typed import (
 LATER = {"later": True}
 KNOWN = ConfigDict(extra="forbid")
 
-COLLATIONS = ("base", "long", "long-nomask", "longcot")
+COLLATIONS = {"base": False, "long": True, "long-nomask": False, "longcot": True}  # whether only answers are trained
 OVERLONG = ("split", "truncate")
 PRECISIONS = ("auto", "fastest", "bf16", "fp32")
 OFFLINE = "offline"  # recipe.states.source
@@ -53,11 +53,16 @@ TRACKERS = ("tensorboard", "wandb", "swanlab")
 ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 
 
-@dataclass
-class Model:
-    """The target whose draft is trained."""
+class Known:
+    """Have pydantic refuse any other key of a dataclass."""
 
     __pydantic_config__ = KNOWN
+
+
+@dataclass
+class Model(Known):
+    """The target whose draft is trained."""
+
     name: Annotated[Name, means("the name of its folder, models/<name>")] = MISSING
     source: Annotated[Text, means("build (made here), hf:<repository>, a folder, a .gguf file or one of a wheel")] = MISSING
     family: Annotated[Text | None, means("its model_type, of longspec.families")] = field(default=None, metadata=LATER)
@@ -70,10 +75,9 @@ class Model:
 
 
 @dataclass
-class Data:
+class Data(Known):
     """The rows that a stage trains on."""
 
-    __pydantic_config__ = KNOWN
     name: Annotated[
         NameOrMix,
         means("a data set of `data`, or several with their shares of the trained tokens, such as {chats: 0.7, books: 0.3}"),
@@ -106,10 +110,9 @@ def mix_told(name: Any) -> str:
 
 
 @dataclass
-class Optimizer:
+class Optimizer(Known):
     """How a step changes the weights: linear warm-up, then down to a ten-thousandth of the rate (train.engine.FLOOR)."""
 
-    __pydantic_config__ = KNOWN
     lr: Annotated[Rate, means("the learning rate after the warm-up")] = MISSING
     betas: Annotated[
         list[Annotated[Number, Field(ge=0, lt=1)]], Field(min_length=2, max_length=2), means("the two decays of AdamW")
@@ -125,10 +128,9 @@ class Optimizer:
 
 
 @dataclass
-class States:
+class States(Known):
     """Where the target's states come from that a draft is trained on."""
 
-    __pydantic_config__ = KNOWN
     source: Annotated[
         str, words("online", OFFLINE), means("a forward in every step, or files that a job for each shard has made")
     ] = "online"
@@ -143,10 +145,9 @@ class States:
 
 
 @dataclass
-class Recipe:
+class Recipe(Known):
     """Settings of a stage that change the weights it trains."""
 
-    __pydantic_config__ = KNOWN
     stage: Annotated[Name, means("the stage's name")] = MISSING
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -171,10 +172,9 @@ class Recipe:
 
 
 @dataclass
-class DeepSpeed:
+class DeepSpeed(Known):
     """How DeepSpeed shards the draft's training state. A stage may go on with other choices than it was begun with."""
 
-    __pydantic_config__ = KNOWN
     zero_stage: Annotated[
         Whole,
         Field(ge=0, le=3),
@@ -189,10 +189,9 @@ class DeepSpeed:
 
 
 @dataclass
-class Runtime:
+class Runtime(Known):
     """Settings of a stage that leave its weights as they are: speed, memory, logging."""
 
-    __pydantic_config__ = KNOWN
     micro_batch: Annotated[Tokens, means("the number of rows in one forward of one rank, at most")] = 1
     attention: Annotated[str, words(*ATTENTION), means("how the draft attends; auto: the fastest that is there")] = "auto"
     save_every: Annotated[Count, means("the number of optimizer steps between checkpoints")] = 200
@@ -262,10 +261,9 @@ class Phase(Keys):
 
 
 @dataclass
-class Build:
+class Build(Known):
     """A small Qwen2 target trained inside the workflow."""
 
-    __pydantic_config__ = KNOWN
     # At least the bytes and the special tokens.
     vocabulary: Annotated[Whole, Field(ge=256 + 3, le=2**24), means("the number of tokens")] = 1024
     hidden: Annotated[Size, means("the width of its hidden states")] = 128
@@ -275,34 +273,9 @@ class Build:
     intermediate: Annotated[Size, means("the width of its feed-forward part")] = 384
     max_position: Annotated[Tokens, means("the number of positions")] = 32768
     rope_theta: Annotated[Number, Field(gt=0, le=10**12), means("the base of its rotations")] = 10000.0
-    mixture: Annotated[list[Annotated[dict[str, Any], As(Phase)]], means("the phases of its training, in order")] = field(
-        default_factory=list
+    mixture: Annotated[list[Annotated[dict[str, Any], checked_as(Phase)]], means("the phases of its training, in order")] = (
+        field(default_factory=list)
     )
     lr: Annotated[Rate, means("the learning rate after the warm-up")] = 2e-3
     warmup_ratio: Annotated[Share, means("the share of the steps in which the rate rises")] = 0.05
     seed: Annotated[Seed, means("the seed of weights and order")] = 0
-
-
-@dataclass
-class Files:
-    """Where the trainer started by hand finds and leaves things; not part of the frozen configuration."""
-
-    target: str = MISSING
-    data: Any = MISSING  # a path; of a stage that mixes data sets a list of them, in the order of their names
-    init_weights: str | None = None
-    vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
-    states: Any = None  # manifest.json of stored states, where recipe.states.source is offline
-    held_out_states: Any = None  # and shard.json of those of the held-out rows, where these are measured
-    replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
-    replay_states: dict[str, str] = field(default_factory=dict)  # and of their stored states
-    out: str = MISSING
-
-
-@dataclass
-class Config:
-    """All sections of one stage's configuration."""
-
-    recipe: Recipe = field(default_factory=Recipe)
-    runtime: Runtime = field(default_factory=Runtime)
-    build: Build = field(default_factory=Build)
-    files: Files = field(default_factory=Files)

@@ -4,12 +4,12 @@ A folder's config.json says them. For a target of the hub or a GGUF file, `pytho
 NAME.target.json beside the run, so that later plans need no network.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import read_json_object, write_json
+from longspec.atomic_files import read_json_object
 from longspec.config.names import HUB_PREFIX, is_gguf
 
 BESIDE = ".target.json"
@@ -69,8 +69,3 @@ def facts_of(source: str, run: Path) -> TargetFacts:
         return TargetFacts(**content)
     except TypeError:
         raise ValueError(f"{kept}: has other keys than {', '.join(TargetFacts.__annotations__)}; remove the file") from None
-
-
-def write(path: Path, facts: TargetFacts) -> None:
-    """Keep the facts of a target beside a run."""
-    write_json(path, asdict(facts))

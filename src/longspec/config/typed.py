@@ -4,11 +4,10 @@ A bound is where a value has no meaning any more (no target has 2**24 positions,
 Not a number (.nan) and infinity (.inf) lie in no range. Numbers are never read from text, and true is no number.
 """
 
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from omegaconf import MISSING
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetPydanticSchema, Strict
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
@@ -38,31 +37,21 @@ class OwnTitles(GenerateJsonSchema):
         return {key: value for key, value in found.items() if key != "default" or value not in (None, MISSING)}
 
 
-@dataclass(frozen=True)
-class Words:
+def words(*known: Any) -> Any:
     """Allow these values alone: OmegaConf, which types the same fields, knows no Literal."""
 
-    known: tuple[Any, ...]
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return pydantic's own schema of a literal, for which true is no 1."""
-        return core_schema.no_info_before_validator_function(self._is_alike, core_schema.literal_schema(list(self.known)))
-
-    def _is_alike(self, value: Any) -> Any:
-        if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in self.known):
+    def checked(value: Any) -> Any:
+        if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in known):  # true is no 1
             raise PydanticCustomError("literal_error", "is none of them")
         return value
 
+    literal = core_schema.literal_schema(list(known))
+    return GetPydanticSchema(lambda _, __: core_schema.no_info_before_validator_function(checked, literal))
 
-@dataclass(frozen=True)
-class As:
+
+def checked_as(kind: Any) -> Any:
     """Check by another type than the annotated one: OmegaConf has no models inside of lists."""
-
-    kind: Any
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        """Return the schema of the other type."""
-        return handler.generate_schema(self.kind)
+    return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
 def means(help_text: str) -> Any:
@@ -73,11 +62,6 @@ def means(help_text: str) -> Any:
 def left_out(description: str, **more: Any) -> Any:
     """Give a key its help, where it may be left out and has no default that is the same everywhere."""
     return Field(None, description=description, **more)
-
-
-def words(*known: str | bool) -> Words:
-    """Allow these values alone."""
-    return Words(known)
 
 
 def _once(given: list[str]) -> list[str]:
@@ -123,4 +107,4 @@ NameOrMix = Annotated[  # a mix is checked apart, so that a fault names the data
 Rate = Annotated[Number, Field(gt=0, le=1)]
 Share = Annotated[Number, Field(ge=0, le=1)]
 # Zero for greedy. Below the smallest float32 overflows; above the largest, every token is as likely as the next.
-Temperature = Annotated[int, Words((0,))] | Annotated[Number, Field(ge=0.0001, le=100)]
+Temperature = Annotated[int, words(0)] | Annotated[Number, Field(ge=0.0001, le=100)]

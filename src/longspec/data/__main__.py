@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from longspec import shown
-from longspec.data import draft_vocabulary, inspection, raw, tokenize
-from longspec.data.hub import fetch
+from longspec.config import COLLATIONS, OVERLONG
+from longspec.data import draft_vocabulary, hub, inspection, raw, tokenize
 from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
-from longspec.data.pack import arrow_shards, bin_packing, packing
+from longspec.data.pack import packing
 from longspec.shown import add_verb, named_path
 
 
@@ -36,12 +36,8 @@ def parser() -> argparse.ArgumentParser:
     verb = add_verb(verbs, "pack", "make rows of one length from all token shards of a dataset")
     verb.add_argument("--tokens", required=True, nargs="+", type=Path, help="the shards' manifests")
     verb.add_argument("--length", required=True, type=int, help="tokens in a row")
-    verb.add_argument(
-        "--collation", required=True, choices=list(arrow_shards.COLLATIONS), help="long and longcot train answers alone"
-    )
-    verb.add_argument(
-        "--overlong", default="split", choices=bin_packing.OVERLONG, help="what becomes of documents longer than a row"
-    )
+    verb.add_argument("--collation", required=True, choices=list(COLLATIONS), help="long and longcot train answers alone")
+    verb.add_argument("--overlong", default="split", choices=OVERLONG, help="what becomes of documents longer than a row")
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the rows beside it")
     verb = add_verb(verbs, "vocabulary", "choose the tokens that a draft can propose: the most frequent ones of all rows")
     verb.add_argument(
@@ -60,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Do one verb; the numbers to report."""
     if arguments.verb == "fetch":
-        fetched = fetch.make(arguments.source, arguments.revision, arguments.out)
+        fetched = hub.make(arguments.source, arguments.revision, arguments.out)
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":

@@ -1,10 +1,5 @@
-"""Rows for a person to read: the `inspect` verb.
+"""Rows for a person to read, what is trained between ⟦ and ⟧: the `inspect` verb."""
 
-What is trained stands between ⟦ and ⟧, and special tokens between ‹ and ›: their names in a text that somebody typed are not
-what a model takes for control.
-"""
-
-from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -12,14 +7,11 @@ from typing import Any
 
 from longspec.atomic_files import read_json, sha256_file
 from longspec.data.chat.encoding import load_tokenizer
-from longspec.data.chat.special_tokens import special_names
 from longspec.data.layout_tally import REWRITE_COUNTS, unlike_served_warning
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PIECE_STARTS, PackedRows
 from longspec.shown import lines, one_line
 
-TRAINED, SPECIAL = "⟦{}⟧", "‹{}›"
-# Marks in the text itself are shown by their code points, which sets ours apart from them.
-TYPED = {ord(mark): f"<U+{ord(mark):04X}>" for mark in "⟦⟧‹›"}
+TRAINED = "⟦{}⟧"
 
 
 def _facts(manifest: dict[str, Any]) -> dict[str, str]:
@@ -58,28 +50,15 @@ def _origin_of(record: int, origin: dict[str, Any]) -> str:
     return f"{train} line {number:,}"
 
 
-def _decoded(ids: list[int], tokenizer: Any, special: set[int]) -> Iterator[str]:
-    """Return the text of tokens, that of each special token by itself."""
-    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    before: list[int] = []
-    for is_special, run in groupby(ids, key=special.__contains__):
-        tokens = list(run)
-        if is_special:
-            yield from (SPECIAL.format(_typed(decode([token]))) for token in tokens)
-            before = tokens[-1:]
-        else:  # with the token before it: some tokenizers drop the space that a text begins with
-            yield _typed(decode([*before, *tokens]).removeprefix(decode(before)))
-
-
-def _typed(text: str) -> str:
-    return lines(text).translate(TYPED)
-
-
 def _text(ids: list[int], trained: list[int], tokenizer: Any) -> str:
-    text, special = "", set(tokenizer.convert_tokens_to_ids(list(special_names(tokenizer))))
+    decode = partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    text, before = "", list[int]()
     for is_trained, run in groupby(zip(trained, ids, strict=True), key=lambda each: each[0]):
-        decoded = "".join(_decoded([token for _, token in run], tokenizer, special))
+        tokens = [token for _, token in run]
+        # With the token before it: some tokenizers drop the space that a text begins with.
+        decoded = lines(decode([*before, *tokens]).removeprefix(decode(before)))
         text += TRAINED.format(decoded) if is_trained else decoded
+        before = tokens[-1:]
     return text
 
 
@@ -101,7 +80,7 @@ def show(path: Path, number: int) -> None:
     for name, fact in _facts(rows.manifest).items():
         print(f"{name:>32}  {one_line(fact)}")
     print(f"\nrow {number:,}: {len(begins):,} documents, {length:,} tokens, {int(row.loss_mask_S.sum()):,} trained")
-    print(f"{TRAINED.format('trained')} and untrained text; {SPECIAL.format('special')} tokens by their names")
+    print(f"{TRAINED.format('trained')} and untrained text")
     # A piece is a stretch of a document, or the whole of it; `start` is its place there.
     pieces = zip(begins, [*begins[1:], length], row.records, starts, strict=True)
     for place, (begin, end, record, start) in enumerate(pieces, 1):

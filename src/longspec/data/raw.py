@@ -8,10 +8,9 @@ from longspec import jsonl
 from longspec.atomic_files import describe_files, write_manifest
 from longspec.config.names import HUB_PREFIX
 from longspec.data.align import pipeline
-from longspec.data.hub.fetch import MANIFEST, read_fetched
+from longspec.data.hub import MANIFEST, read_fetched
 from longspec.data.read import source_files, split_records
-from longspec.data.read.items import Item, Note
-from longspec.data.read.source_files import ARCHIVE
+from longspec.data.read.source_files import ARCHIVE, Item
 from longspec.data.read.split_records import UNANSWERED
 from longspec.demo import puzzles, questions, stdlib
 
@@ -60,8 +59,8 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     return whole
 
 
-def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item | Note]:
-    """Yield all records of the source, and notes on its files."""
+def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item]:
+    """Yield all records of the source."""
     if settings["source"] == "stdlib":
         made: Any = stdlib.generate(settings["min_characters"], settings["as"] or None)
     elif settings["source"] == "puzzles":
@@ -93,7 +92,7 @@ def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = 
         files = source_files.files_of(source)
     out.parent.mkdir(parents=True, exist_ok=True)
     done = split_records.sort(name, settings, read(settings, files), out)
-    manifest = {
+    content = {
         "name": name,
         "settings": settings,
         "origin": origin,
@@ -101,5 +100,4 @@ def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = 
         "files": describe_files(out.parent, split_records.OUTPUTS),
         **done,
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, content)

@@ -1,4 +1,4 @@
-"""Records as token ids and answer masks, and the `tokenize` verb: one shard of a raw folder to Arrow."""
+"""The `tokenize` verb: one shard of a raw folder as token ids and answer masks, in Arrow."""
 
 import json
 import re
@@ -7,20 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
 from tqdm import tqdm
 
-from longspec.atomic_files import (
-    check_files,
-    describe_files,
-    new_file,
-    read_json,
-    remove_strays,
-    sha256_file,
-    sha256_text,
-    write_manifest,
-)
+from longspec.atomic_files import checked_manifest, describe_files, new_file, sha256_file, sha256_text, write_manifest
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
@@ -33,19 +22,6 @@ GROUP_BYTES = 1 << 20
 MAX_SKIPPED = 0.01
 
 Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
-
-
-def encode(tokenizer: Any, record: dict[str, Any]) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
-    """Token ids int32 [n], ending with eos, and answer mask uint8 [n] of one record; of several documents the last one.
-
-    The mask is 1 on answers, their end token included, and on all of a plain text. Raises RecordError for a record in no
-    known format, LayoutError for a conversation that the chat template cannot lay out; both are ValueErrors.
-    """
-    encoder = Encoder(tokenizer)
-    [documents] = encoder.encode([encoder.plan(record)])
-    if isinstance(documents, LayoutError):
-        raise documents
-    return documents[-1].ids, documents[-1].answer_mask
 
 
 def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
@@ -103,18 +79,16 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
     manifest.
     """
-    raw_manifest = read_json(raw)
-    check_files(raw.parent, raw_manifest["files"], raw, once=True)
+    raw_manifest = checked_manifest(raw)
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
-    remove_strays(arrow, out)
     with new_file(arrow) as beside:
         with TokenWriter(beside) as writer:
             counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), writer)
         # An old manifest must not stand beside the new shard.
         out.unlink(missing_ok=True)
     counts["skipped"]["allowed"] = raw_manifest["settings"].get("max_rejected", MAX_SKIPPED)  # of all shards: pack checks it
-    manifest = {
+    content = {
         "dataset": raw_manifest["name"],
         "raw": sha256_file(raw),
         "raw_manifest": str(raw),
@@ -131,5 +105,4 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
         "template": sha256_text(chat_template.template_of(tokenizer)),
         "files": describe_files(out.parent, [arrow.name]),
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, content)

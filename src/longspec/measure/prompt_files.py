@@ -7,12 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from longspec.config.names import readable_name
-from longspec.data.hub.fetch import MANIFEST, read_fetched
+from longspec.data.hub import MANIFEST, read_fetched
 from longspec.data.read import source_files
-from longspec.data.read.items import Note
-from longspec.distributed import log
 from longspec.measure.tasks import Benchmark
-from longspec.shown import one_line
 
 MAX_LINE_BYTES = 32_000_000
 
@@ -48,11 +45,7 @@ def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, 
             except (zipfile.BadZipFile, OSError, EOFError, NotImplementedError) as error:
                 raise ValueError(f"{path}: {member}: {error}; the archive is damaged: get it again") from error
         for item in source_files.read(plain, MAX_LINE_BYTES):
-            told = f"{path}/{member}" if member else item.file
-            if isinstance(item, Note):
-                log(one_line(f"{told}: {item.count} x {item.reason} (first: line {item.line})"))
-                continue
-            place = f"{told}: line {item.line}"
+            place = f"{f'{path}/{member}' if member else item.file}: line {item.line}"
             if item.record is None:
                 raise ValueError(f"{place}: {item.error}; correct or remove the line")
             yield place, item.record

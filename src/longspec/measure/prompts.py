@@ -14,7 +14,6 @@ from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.record_checks import RecordError, check_characters
 from longspec.data.read.records import Chat, to_messages_or_text
-from longspec.data.tokenize import encode
 from longspec.distributed import log
 from longspec.measure.prompt_files import files_of, read_records
 from longspec.measure.section import AUTO
@@ -52,8 +51,8 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     for line, record in enumerate(jsonl.read(path)):
         try:
             if not whole:
-                ids_S, answer_mask_S = encode(tokenizer, record)
-                candidates += [(line, (ids_S, answer_mask_S.all()))] if len(ids_S) >= shortest + ROOM_AFTER else []
+                made = encoder.documents(record)[-1]
+                candidates += [(line, (made.ids, made.answer_mask.all()))] if len(made.ids) >= shortest + ROOM_AFTER else []
             elif fitting := [ids for ids in _questions(encoder, record) if shortest <= len(ids) <= longest]:
                 candidates.append((line, fitting))
         except LayoutError as error:  # the chat template refuses it, as it does in training, where such are counted too

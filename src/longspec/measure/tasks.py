@@ -14,7 +14,7 @@ from typing import Any
 from longspec.atomic_files import sha256_text
 from longspec.config.faults import check, faults_in
 from longspec.data.align.fields import compose
-from longspec.data.hub.names import parse as parse_hub
+from longspec.data.hub import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE

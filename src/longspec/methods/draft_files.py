@@ -51,7 +51,7 @@ def check_draft_files(folder: Path) -> None:
     manifest = draft_manifest(folder.absolute())  # a folder that is given as `.` has a name too
     if manifest.is_file():
         advice = f"have it made again after: {join(['rm', '-r', str(folder)])}"
-        check_files(folder, read_json(manifest)["files"], manifest, once=True, advice=advice)
+        check_files(folder, read_json(manifest)["files"], manifest, advice=advice)
 
 
 def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path, dict[str, Any]] | None:

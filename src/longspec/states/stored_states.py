@@ -130,7 +130,7 @@ class StoredRows:
         shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
         for shard in shards:
             advice = f"build it again, which computes what is damaged: {shard.content['command']}"
-            check_files(shard.path.parent, shard.content["files"], shard.path, once=True, advice=advice)
+            check_files(shard.path.parent, shard.content["files"], shard.path, advice=advice)
         return cls(shards)
 
     def check_same(self, wanted: Declaration) -> None:

@@ -1,14 +1,14 @@
 """A target made elsewhere, a folder on this machine or a repository of the Hugging Face hub: taken, or its facts alone read."""
 
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from longspec import atomic_files
-from longspec.atomic_files import describe_files, path_text, read_json_object
-from longspec.config import target_facts
+from longspec.atomic_files import describe_files, path_text, read_json_object, write_json
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
-from longspec.config.target_facts import TargetFacts
+from longspec.config.target_facts import TargetFacts, of_config
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
 from longspec.models import model_folder
@@ -82,7 +82,7 @@ def write_facts(source: str, out: Path) -> None:
 
     Raises ValueError for a target that cannot be read, or has no draft here.
     """
-    target_facts.write(out, _facts_of_gguf(source) if is_gguf(source) else _facts_of_folder(source))
+    write_json(out, asdict(_facts_of_gguf(source) if is_gguf(source) else _facts_of_folder(source)))
 
 
 def _facts_of_folder(source: str) -> TargetFacts:
@@ -95,12 +95,12 @@ def _facts_of_folder(source: str) -> TargetFacts:
         config = read_json_object(folder / "config.json")
     check_family(config.get("model_type"), f"{source}: config.json")
     check_not_quantized(config, f"{source}: config.json")
-    return target_facts.of_config(source, config)
+    return of_config(source, config)
 
 
 def _facts_of_gguf(source: str) -> TargetFacts:
     """Read the keys of a GGUF file of this machine."""
-    from longspec.target.gguf_file import read_metadata  # transformers' reader of GGUF files wants torch
+    from longspec.target.dequantize import read_metadata  # transformers' reader of GGUF files wants torch
 
     metadata = read_metadata(Path(source).expanduser())
     architecture = metadata["general.architecture"]

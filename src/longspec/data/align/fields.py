@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from longspec.data.read.record_checks import RecordError, check_characters, kind, read_template_arguments, says_nothing
+from longspec.data.read.record_checks import RecordError, check_characters, kind, says_nothing
 from longspec.data.read.records import role_of
 
 Record = dict[str, Any]
@@ -87,13 +87,6 @@ def drop(names: list[str]) -> Step:
 def set_constants(values: dict[str, Any]) -> Step:
     """{name: value}: give fields constant values, whatever they were."""
     return lambda record: record | values
-
-
-def lay_out(chat_template_kwargs: dict[str, Any] | None = None, train_thoughts: bool | None = None) -> Step:
-    """Arguments of the chat template in place of a record's own, and whether thoughts are trained or only read."""
-    given: Record = {"chat_template_kwargs": read_template_arguments(chat_template_kwargs)} if chat_template_kwargs else {}
-    given |= {} if train_thoughts is None else {"train_thoughts": train_thoughts}
-    return lambda record: record | given
 
 
 def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:

@@ -30,7 +30,6 @@ KNOWN: dict[str, Callable[..., Step]] = {
     "compose": fields.compose,
     "filter": fields.keep_where,
     "flatten": fields.flatten,
-    "lay_out": fields.lay_out,
     "start_at": fields.start_at,
 }
 OF_NAMES = ("rename", "set", "select", "drop")  # whose settings are names of the user's, all of them one argument
@@ -51,18 +50,18 @@ def parse(name: str, steps: list[dict[str, Any]]) -> list[Aligner]:
 
     steps: mappings of one aligner each to settings that JSON can hold, as the schema of workflow.yaml has them.
     """
-    return [_aligner(f"data.{name}", f"align[{number}]", step) for number, step in enumerate(steps)]
-
-
-def _aligner(dataset: str, place: str, step: dict[str, Any]) -> Aligner:
-    [(name, settings)] = step.items()
-    where = f"{dataset}.{place}.{name}"
-    if name not in KNOWN:
-        raise ValueError(f"{where}: no such aligner; known: {', '.join(KNOWN)}")
-    try:
-        return Aligner(f"{place}.{name}", _step(name, settings, where))
-    except RecordError as error:
-        raise ValueError(f"{where}.{error.field}: {error.reason}") from error
+    aligners = []
+    for number, step in enumerate(steps):
+        [(aligner, settings)] = step.items()
+        key = f"align[{number}].{aligner}"
+        where = f"data.{name}.{key}"
+        if aligner not in KNOWN:
+            raise ValueError(f"{where}: no such aligner; known: {', '.join(KNOWN)}")
+        try:
+            aligners.append(Aligner(key, _step(aligner, settings, where)))
+        except RecordError as error:
+            raise ValueError(f"{where}.{error.field}: {error.reason}") from error
+    return aligners
 
 
 def _step(name: str, settings: Any, where: str) -> Step:

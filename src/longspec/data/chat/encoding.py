@@ -1,7 +1,7 @@
 """Records as token ids and answer masks: the mask comes from places in the text, and is verified by decoding."""
 
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from longspec.atomic_files import check_files, read_json
+from longspec.atomic_files import checked_manifest
 from longspec.data.chat.chat_template import ChatTemplate
-from longspec.data.chat.plans import Plan, cut_at_answers, plan, request
-from longspec.data.chat.special_tokens import LayoutError, Piece, special_names
+from longspec.data.chat.layout import cut_at_answers, plan, request
+from longspec.data.chat.special_tokens import LayoutError, Piece, Plan, special_names
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat
 from longspec.draft_vocabulary import tokenizer_hash
 
-EDGE = 16  # tokens at either edge of an answer that are decoded; what lies between them is between them in the text too
+BEFORE = 16  # tokens before an answer that are decoded with it, since what they decode to may hang on each other
 
 
 def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
@@ -37,34 +37,14 @@ def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
     return before
 
 
-def _is_same(expected: str, decoded: str, compare: Callable[[str, str], bool]) -> bool:
-    """Whether two texts compare as they are or in the form that Unicode holds equal, into which some tokenizers bring them.
+def _is_same(expected: str, decoded: str) -> bool:
+    """Whether two texts are equal as they are or in the form that Unicode holds equal, into which some tokenizers bring them.
 
     Some begin each stretch between special tokens with a space of their own.
     """
-    forms = [decoded, decoded.removeprefix(" ")]
     normal = unicodedata.normalize("NFKC", expected)
-    return any(compare(expected, form) or compare(normal, unicodedata.normalize("NFKC", form)) for form in forms)
-
-
-def _stretches(ids: list[int], start: int, end: int) -> list[list[int]]:
-    """Tokens to decode when an answer is checked: those before it, those and its first ones, its last ones."""
-    before = max(0, start - EDGE)
-    places = [(before, start), (before, min(end, start + EDGE)), (max(start, end - EDGE), end)]
-    return [ids[first:last] for first, last in places]
-
-
-def _is_exact(expected: str, decoded: list[str], is_short: bool) -> bool:
-    """Whether an answer's decoded edges are those of its text; of a short one, whether the whole is."""
-    before, opened, last = decoded
-    if not opened.startswith(before):
-        return False
-    first = opened[len(before) :]
-    if is_short:
-        return _is_same(expected, first, str.__eq__)
-    # A character may reach over the edge of what was decoded; then its first or last bytes alone cannot be.
-    starts = _is_same(expected, first.rstrip("\ufffd"), str.startswith)
-    return starts and _is_same(expected, last.lstrip("\ufffd"), str.endswith)
+    forms = (decoded, decoded.removeprefix(" "))
+    return expected in forms or any(normal == unicodedata.normalize("NFKC", form) for form in forms)
 
 
 def verified(
@@ -75,18 +55,18 @@ def verified(
     So it is where a token reaches over an answer's edge.
     """
     found: list[list[tuple[int, int]] | None] = []
-    checks: list[tuple[int, str, bool]] = []
+    checks: list[tuple[int, str]] = []
     stretches: list[list[int]] = []
     for i, (made, parts) in enumerate(zip(plans, encodings, strict=True)):
-        text, spans = made.text(), made.answers or []
+        text, spans = made.text, made.answers or []
         edges = [[_token_at(made.pieces, parts, place) for place in span] for span in spans]
         found.append([(start, end) for start, end in edges])
         for (start, end), (first, last) in zip(edges, spans, strict=True):
-            checks.append((i, text[first:last], end - start <= EDGE))
-            stretches += _stretches(ids[i], start, end)
+            checks.append((i, text[first:last]))
+            stretches += [ids[i][max(0, start - BEFORE) : place] for place in (start, end)]
     decoded = tokenizer.backend_tokenizer.decode_batch(stretches, skip_special_tokens=False)
-    for number, (i, expected, is_short) in enumerate(checks):
-        if not _is_exact(expected, decoded[3 * number : 3 * number + 3], is_short):
+    for (i, expected), before, whole in zip(checks, decoded[::2], decoded[1::2], strict=True):
+        if not whole.startswith(before) or not _is_same(expected, whole[len(before) :]):
             found[i] = None
     return found
 
@@ -95,8 +75,7 @@ def load_tokenizer(manifest_path: Path) -> tuple[Any, str]:
     """Load the tokenizer of a tokenizer manifest, its files checked; returns it and the hash of these files."""
     from transformers import AutoTokenizer
 
-    manifest = read_json(manifest_path)
-    check_files(Path(manifest["path"]), manifest["files"], manifest_path)
+    manifest = checked_manifest(manifest_path)
     tokenizer = AutoTokenizer.from_pretrained(manifest["path"], trust_remote_code=False)
     if not tokenizer.is_fast:
         raise ValueError(f"{manifest['path']}: no fast tokenizer (tokenizer.json); convert it with transformers first")
@@ -179,6 +158,13 @@ class Encoder:
             documents[i] = document
         left = iter(documents)
         return [each if isinstance(each, LayoutError) else _joined([next(left) for _ in each]) for each in planned]
+
+    def documents(self, record: dict[str, Any]) -> list[Encoded]:
+        """The documents of one record. Raises RecordError, and LayoutError where its conversation cannot be laid out."""
+        [made] = self.encode([self.plan(record)])
+        if isinstance(made, LayoutError):
+            raise made
+        return made
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
         """The token ids of a prompt: as it is, or as a user's message and the request for an answer. Raises LayoutError."""

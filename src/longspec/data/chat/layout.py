@@ -1,4 +1,4 @@
-"""Conversations as the target's own chat template lays them out, and where the answers stand in that text.
+"""Records as documents: conversations as the target's own chat template lays them out, and where answers stand in that text.
 
 For each answer the template is asked twice, for the messages before it with the request for an answer (the prompt), and for
 the messages up to it. What the second has behind the first is what the model writes: the thought, the content, the calls
@@ -16,6 +16,7 @@ with their markup, the end token. Nothing else is ever trained.
 import json
 import re
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from longspec.data.chat.chat_template import (
@@ -28,23 +29,69 @@ from longspec.data.chat.chat_template import (
     is_content_alone,
     written_behind,
 )
-from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.read.record_checks import closes_one
-from longspec.data.read.records import Chat
+from longspec.data.chat.special_tokens import LayoutError, Piece, Plan, hide, pieces
+from longspec.data.read.record_checks import RecordError, closes_one
+from longspec.data.read.records import ANSWER_IDS, Chat, Text, to_messages_or_text
 
-# What closes a thought: a mark such as </think>, [/THINK] or <|end|>.
-_CLOSES_THOUGHT = re.compile(r"\s*(</[\w:]+>|\[/\w+\]|<[|\uff5c][^<>]*?[|\uff5c]>)")
 Span = tuple[int, int]  # characters [start, end) of a text
 
 
-@dataclass(frozen=True)
-class Conversation:
-    """A document of a conversation: its text and the range of each answer in it, end marker included."""
+def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
+    """Plan how a record is tokenized: one document, or several. Raises RecordError or LayoutError."""
+    document = to_messages_or_text(record)
+    if isinstance(document, Text):
+        if not document.prompt:
+            return [Plan([Piece(document.text, literal=True, opens=True)], None)]
+        # Tokenized apart, so that no token belongs to both, as none does when the prompt alone is given to the target.
+        start = len(document.prompt)
+        parts = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
+        return [Plan(parts, [(start, start + len(document.text))])]
+    if ANSWER_IDS in record:
+        return _generated(document, record[ANSWER_IDS], template, special)
+    return lay_out(template, *_hidden(document, special))
 
-    text: str
-    answers: list[Span]
-    as_served: bool  # each answer stands behind the template's own request for it
-    left_out: int = 0  # messages behind the last answer that are not laid out
+
+def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
+    """Plan a document for each answer: its own tokens behind the request that it answers.
+
+    ids: of each answer, in order. Raises RecordError where they are not, and LayoutError as of request.
+    """
+    numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
+    if not isinstance(ids, list) or [isinstance(each, list) and bool(each) for each in ids] != [True] * len(numbers):
+        raise RecordError(ANSWER_IDS, f"must be the tokens of each of {len(numbers)} answers")
+    if not all(type(token) is int and token >= 0 for each in ids for token in each):
+        raise RecordError(ANSWER_IDS, "must be token ids, from 0 on")
+    asked = [request(replace(chat, messages=chat.messages[:number]), template, special) for number in numbers]
+    plans = [replace(made, answers=[], said=tuple(each)) for made, each in zip(asked, ids, strict=True)]
+    return [*plans[:-1], replace(plans[-1], left_out=len(chat.messages) - 1 - numbers[-1])]
+
+
+def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
+    """Plan a conversation so far as it is given to the target: with the template's request for an answer behind it.
+
+    Raises LayoutError when the template refuses it.
+    """
+    hidden, names = _hidden(chat, special)
+    text = _for_chat(template, hidden, hidden.messages).render(hidden.messages, True, hidden.tools)
+    return Plan(pieces(text, names), None)
+
+
+def _hidden(chat: Chat, special: tuple[str, ...]) -> tuple[Chat, dict[str, str]]:
+    """A conversation and its tools, special tokens' names in them hidden as by hide."""
+    [*messages, beside], names = hide([*chat.messages, {"tools": chat.tools}], special)
+    return replace(chat, messages=messages, tools=beside["tools"]), names
+
+
+def cut_at_answers(made: Plan) -> Plan:
+    """Have a piece end wherever an answer begins or ends."""
+    places = {place for span in made.answers or [] for place in span}
+    cut = []
+    for piece in made.pieces:
+        inside = sorted(place - piece.start for place in places if 0 < place - piece.start < len(piece.text))
+        for start, end in pairwise([0, *inside, len(piece.text)]):
+            opens = piece.opens and start == 0
+            cut.append(replace(piece, text=piece.text[start:end], start=piece.start + start, opens=opens))
+    return replace(made, pieces=cut)
 
 
 @dataclass(frozen=True)
@@ -76,13 +123,16 @@ class _Turn:
         return None
 
 
-def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
-    """Lay a conversation out as documents, in order. Raises LayoutError when the template does not do so exactly."""
+def lay_out(template: ChatTemplate, chat: Chat, names: dict[str, str]) -> list[Plan]:
+    """Lay a conversation out as documents, in order. names: those hidden in it, as of hide.
+
+    Raises LayoutError when the template does not do so exactly.
+    """
     numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     template = _for_chat(template, chat, chat.messages[: numbers[0]])
     forms = {number: form_of(template, chat.messages[number], f"messages[{number}]") for number in numbers}
     given = [forms[at].given(message) if at in forms else message for at, message in enumerate(chat.messages)]
-    documents: list[Conversation] = []
+    documents, answers, as_served = list[Plan](), list[Span](), True
     last: _Turn | None = None
     for before, number in zip([-1, *numbers], numbers, strict=False):
         turn = _turn(template, chat, number, forms[number], given)
@@ -90,10 +140,11 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
         place = last.place_in(turn.prompt) if last else None
         last = turn
         if place is None:
-            documents.append(Conversation(turn.text, [turn.place], turn.as_served))
-        else:
-            answers = [*documents[-1].answers[:-1], place, turn.place]
-            documents[-1] = Conversation(turn.text, answers, documents[-1].as_served and turn.as_served)
+            answers, as_served = [turn.place], turn.as_served
+        else:  # it goes on from the answer before it
+            documents.pop()
+            answers, as_served = [*answers[:-1], place, turn.place], as_served and turn.as_served
+        documents.append(Plan(pieces(turn.text, names), answers, as_served))
     # What stands behind the last answer: further messages, or a token after all.
     behind = len(given) - 1 - numbers[-1]
     whole = template.render(given, False, chat.tools) if behind else turn.text + turn.rest
@@ -101,16 +152,8 @@ def lay_out(template: ChatTemplate, chat: Chat) -> list[Conversation]:
     if place is None:
         documents[-1] = replace(documents[-1], left_out=behind)
     elif whole[place[1] :].strip():
-        documents[-1] = replace(documents[-1], text=whole, answers=[*documents[-1].answers[:-1], place])
+        documents[-1] = Plan(pieces(whole, names), [*answers[:-1], place], as_served)
     return documents
-
-
-def request(template: ChatTemplate, chat: Chat) -> str:
-    """Render the text with which the target is asked to go on with a conversation.
-
-    Raises LayoutError when the template refuses it.
-    """
-    return _for_chat(template, chat, chat.messages).render(chat.messages, True, chat.tools)
 
 
 def _for_chat(template: ChatTemplate, chat: Chat, messages: list[Message]) -> ChatTemplate:
@@ -140,21 +183,21 @@ def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, giv
     body, end, rest = _parts(template, text, place)
     if is_content_alone(message):
         return _content_turn(prompt, opener, (body, end, rest), form.lead, message["content"], place)
-    thought, lead = message.get("reasoning_content", "").strip(), form.lead
+    thought = message.get("reasoning_content", "").strip()
     asks_without = EMPTY_THOUGHT.fullmatch(opener)
     if thought and asks_without:
         raise LayoutError(f"{place}.reasoning_content: the chat template asks for an answer without a thought")
     if form.lost_thought:
         # The template drops even the last thought: it is put where the prompt asks for it, as the model writes it.
-        lead = "" if opener else "<think>\n"
-        body = f"{lead}{thought}\n</think>\n\n{body}"
+        body = ("" if opener else "<think>\n") + f"{thought}\n</think>\n\n{body}"
     if form.lost_thought or asks_without:
         prompt += opener
     said = body + end
-    _check_said(said, message, place)
+    for name in ("reasoning_content", "content"):
+        if message.get(name, "").strip() not in said:
+            raise LayoutError(f"{place}.{name}: the chat template alters it")
     if thought:
-        start = 0 if chat.train_thoughts else _behind_thought(said, thought, lead, place)
-        return _Turn(prompt, said, rest, start, as_served=True)
+        return _Turn(prompt, said, rest, 0, as_served=True)
     empty = EMPTY_THOUGHT.match(said)
     # Nobody wrote this empty thought: the template puts it before an answer that has none.
     return _Turn(prompt, said, rest, empty.end() if empty else 0, empty is None and prompt.endswith(opener))
@@ -222,25 +265,6 @@ def _shortened(body: str, content: str, opener: str, place: str) -> str:
     sizes = range(min(len(opener), len(content)), 0, -1)
     overlap = next((size for size in sizes if content.startswith(opener[-size:]) and opener[-size:].strip()), 0)
     return content[overlap:]
-
-
-def _behind_thought(said: str, thought: str, lead: str, place: str) -> int:
-    """The place in an answer behind its thought and the mark that closes it; `lead`: what stands before the thought."""
-    start = said.find(thought, len(lead))
-    close = _CLOSES_THOUGHT.match(said, start + len(thought))
-    if not said.startswith(lead) or said[len(lead) : start].strip() or close is None:
-        raise LayoutError(
-            f"{place}.reasoning_content: no mark of the chat template closes it, so what follows cannot be told from it; "
-            "set train_thoughts: true"
-        )
-    return close.end()
-
-
-def _check_said(said: str, message: dict[str, Any], place: str) -> None:
-    """Raise LayoutError when the thought or the content of a message does not stand in its answer as the record has it."""
-    for name in ("reasoning_content", "content"):
-        if message.get(name, "").strip() not in said:
-            raise LayoutError(f"{place}.{name}: the chat template alters it")
 
 
 def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:

@@ -33,20 +33,8 @@ def unused_characters(text: str) -> Iterator[str]:
     return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every text in a value of lists and mappings, their keys too."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for key, part in value.items():
-            yield key
-            yield from _texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from _texts(part)
-
-
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Change every text in a value of lists and mappings, their keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -60,7 +48,14 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
     Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer's content
     stay.
     """
-    everything = "".join(_texts(messages))
+    texts: list[str] = []
+
+    def seen(text: str) -> str:
+        texts.append(text)
+        return text
+
+    _mapped(messages, seen)
+    everything = "".join(texts)
     if not special or not pattern_of(special).search(everything):
         return messages, {}
     unused = unused_characters(everything)
@@ -97,6 +92,22 @@ class Piece:
     literal: bool
     start: int = 0  # of the piece in its document, in characters
     opens: bool = False  # begins a document that the tokenizer may open with its own tokens (beginning of sequence)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A document cut into pieces, and where its answers stand: character ranges, None when everything is one."""
+
+    pieces: list[Piece]
+    answers: list[tuple[int, int]] | None
+    as_served: bool = True  # each answer stands behind the template's own request for it
+    left_out: int = 0  # messages of the record that stand in no document of it
+    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
+
+    @property
+    def text(self) -> str:
+        """Return the whole document."""
+        return "".join(piece.text for piece in self.pieces)
 
 
 def pieces(text: str, names: dict[str, str]) -> list[Piece]:

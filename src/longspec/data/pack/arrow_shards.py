@@ -15,10 +15,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from longspec.atomic_files import check_files, read_json, read_json_object, sha256_file
+from longspec.atomic_files import check_files, checked_manifest, read_json_object, sha256_file
 
 ROWS = "rows.arrow"  # beside the manifest of a packed folder
-COLLATIONS = {"base": False, "long-nomask": False, "long": True, "longcot": True}  # whether only answers are trained
 DOCUMENT_STARTS, LENGTH, RECORDS, NUM_LABELS, PIECE_STARTS = range(2, 7)  # columns of packed rows, behind ids and mask
 OPEN_BATCHES = 1024  # record batches of packed rows that stay open: some 40 KB each
 TOKEN_SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), ("answer_mask", pa.list_(pa.uint8())), ("record", pa.int64())])
@@ -80,10 +79,9 @@ class TokenShards:
     """The documents of several token shards, numbered through, nothing copied before it is asked for."""
 
     def __init__(self, manifest_paths: list[Path]) -> None:
-        self.manifests = [read_json(path) for path in manifest_paths]
+        self.manifests = [checked_manifest(path) for path in manifest_paths]
         batches = []
-        for path, manifest in zip(manifest_paths, self.manifests, strict=True):
-            check_files(path.parent, manifest["files"], path, once=True)
+        for path in manifest_paths:
             reader = pa.ipc.open_file(pa.memory_map(str(path.with_suffix(".arrow"))))
             batches += [reader.get_batch(i) for i in range(reader.num_record_batches)]
         self._offsets = [view(batch.column(0).offsets) for batch in batches]
@@ -129,7 +127,7 @@ class PackedRows:
                 raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")
         self.data_hash = sha256_file(manifest_path)
         self.sequence_length = int(self.manifest["sequence_length"])
-        check_files(manifest_path.parent, self.manifest["files"], manifest_path, once=True)
+        check_files(manifest_path.parent, self.manifest["files"], manifest_path)
         self.path = manifest_path.parent / ROWS
         self._reader = pa.ipc.open_file(pa.memory_map(str(self.path)))
         count = self._reader.num_record_batches

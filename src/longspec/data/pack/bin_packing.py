@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-OVERLONG = ("split", "truncate")
 SHORTEST = 2  # tokens in a piece: a lone token has nothing to predict
 PADDING = 0.01  # share of padding above which documents that are cut anyway are cut so that they fill rows up
 SMALLEST_GAP = 16  # only gaps of at least a row's length over this are filled up: a short piece has little context
@@ -134,7 +133,7 @@ def _in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> tuple[Pieces, NDArray[
 
 
 def place(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> tuple[Pieces, NDArray[np.int64]]:
-    """Place documents of these lengths in rows of `sequence_length`; overlong: one of OVERLONG.
+    """Place documents of these lengths in rows of `sequence_length`; overlong: one of config.OVERLONG.
 
     Returns the pieces in the order in which they stand in the rows, and edges_R1: row r holds pieces edges_R1[r] to
     edges_R1[r + 1].

@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from longspec import jsonl
 from longspec.atomic_files import checked_file, read_json, sha256_file
+from longspec.config import COLLATIONS
 from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.pack.arrow_shards import COLLATIONS, PackedRows
+from longspec.data.pack.arrow_shards import PackedRows
 
 
 @dataclass(frozen=True)
@@ -49,13 +50,13 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
 
 def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:
     """A record's row; None when the chat template refuses it, as in training, or it has no label in a row's length."""
-    [documents] = encoder.encode([encoder.plan(record)])
-    if isinstance(documents, LayoutError):
+    try:
+        made = encoder.documents(record)[-1]
+    except LayoutError:
         return None
-    ids_N, answer_mask_N = documents[-1].ids, documents[-1].answer_mask
-    length = min(packed.sequence_length, len(ids_N))
+    length = min(packed.sequence_length, len(made.ids))
     input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int64)
     loss_mask_S = np.zeros(packed.sequence_length, dtype=bool)
-    input_ids_S[:length] = ids_N[:length]
-    loss_mask_S[1:length] = answer_mask_N[1:length] if COLLATIONS[packed.manifest["collation"]] else True
+    input_ids_S[:length] = made.ids[:length]
+    loss_mask_S[1:length] = made.answer_mask[1:length] if COLLATIONS[packed.manifest["collation"]] else True
     return HeldOutRow(input_ids_S, loss_mask_S) if loss_mask_S.any() else None

@@ -11,9 +11,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
+from longspec.atomic_files import describe_files, new_file, sha256_file, write_manifest
+from longspec.config import COLLATIONS
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
-from longspec.data.pack.arrow_shards import COLLATIONS, NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
+from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
 from longspec.data.pack.bin_packing import SHORTEST, Pieces, histogram, place
 
 BATCH_TOKENS = 1 << 20  # of a record batch
@@ -86,7 +87,7 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
 def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str, out: Path) -> dict[str, Any]:
     """Write rows.arrow beside the manifest `out`; returns the manifest. Raises ValueError when there is no row.
 
-    collation: one of COLLATIONS; overlong: one of bin_packing.OVERLONG.
+    collation, overlong: of config.COLLATIONS and config.OVERLONG.
     """
     if sequence_length < SHORTEST:
         raise ValueError(f"--length: must be {SHORTEST} or more, is {sequence_length}")
@@ -96,7 +97,6 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
     rows, labels, packed = len(edges_R1) - 1, 0, int(pieces.length_P.sum())
     if not rows:
         raise ValueError(f"{tokens[0]}: no document of {SHORTEST} tokens or more to pack; look at the raw records")
-    remove_strays(out.parent / ROWS, out)
     manifest = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
     manifest |= _describe_shards(shards, tokens)
     step = max(1, BATCH_TOKENS // sequence_length)
@@ -119,5 +119,4 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
         "document_lengths": histogram(shards.lengths_D),
         "files": describe_files(out.parent, [ROWS]),
     }
-    write_manifest(out, out.parent, manifest)
-    return manifest
+    return write_manifest(out, out.parent, manifest)

@@ -9,12 +9,12 @@ Which format a record is in follows from its fields; one that is null counts as 
     target                                   running text after a prompt `source`, which may be empty
     prompt + completion                      a question and its answer: two texts, or two lists of messages
 
-Any conversation may have beside it `tools`, `chat_template_kwargs` and `train_thoughts`. Of a message only what a chat template
+Any conversation may have beside it `tools` and `chat_template_kwargs`. Of a message only what a chat template
 lays out is read, and what would be lost is a fault: refusals, audio, parts that are not text. A conversation begins with a
 user's message (after system messages), since some templates refuse another and nothing asked for it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from longspec.data.read.record_checks import (
@@ -36,7 +36,7 @@ ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "a
 ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
 UNREAD = ("refusal", "audio", "images", CALL)  # fields of a message that say something which nobody lays out
-BESIDE = ("tools", "chat_template_kwargs", "train_thoughts")  # fields of a record beside its conversation
+BESIDE = ("tools", "chat_template_kwargs")  # fields of a record beside its conversation
 COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
 ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
@@ -63,7 +63,6 @@ class Chat:
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     template_arguments: dict[str, Any] = field(default_factory=dict)
-    train_thoughts: bool = True
 
     @property
     def is_plain(self) -> bool:
@@ -155,14 +154,9 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
 
 def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
-    trained = record.get("train_thoughts")
-    if not isinstance(trained, bool | None):
-        raise RecordError("train_thoughts", f"must be true or false, is {kind(trained)}")
     arguments = read_template_arguments(record.get("chat_template_kwargs"))
-    whole = Chat(chat.messages, read_tools(record.get("tools")), arguments, trained is not False)
-    if whole.is_plain and whole.train_thoughts:
-        return whole
-    return Chat([_with_thought(message) for message in whole.messages], whole.tools, arguments, whole.train_thoughts)
+    whole = Chat(chat.messages, read_tools(record.get("tools")), arguments)
+    return whole if whole.is_plain else replace(whole, messages=[_with_thought(message) for message in whole.messages])
 
 
 def _with_thought(message: Message) -> Message:

@@ -1,21 +1,25 @@
 """Records from files of every kind, one at a time, with the place each comes from and what is wrong with it.
 
 JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects (.json); both also compressed
-(.gz, .zst); Parquet (.parquet). Memory is bounded by the longest line allowed, whatever the file's size.
+(.gz, .zst); Parquet (.parquet). An array is held in memory whole, of all other files a line or some rows.
 
-A byte order mark before a record, CRLF and blank lines are passed over: they hold no record. A file without records is noted;
+A byte order mark before a record, CRLF and blank lines are passed over: they hold no record. A file without records is logged;
 one of which nobody can know how many records are missing is an error.
 """
 
 import glob
 import io
+import json
+import logging
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from longspec import jsonl
-from longspec.data.read.items import Item, Note, Notes
 from longspec.data.read.record_checks import RecordError
 from longspec.shown import one_line
 
@@ -24,10 +28,24 @@ ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read 
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
-HOLDS_NONE = "the file holds no record"
 SPACE = b" \t\r\n"
+BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own average
+ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+LOG = logging.getLogger(__name__)
 # A string, up to the end of the text where it goes on there, or a mark by which the end of a value is found.
-_MARK = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
+_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing read: a record, or something that is none (`error` says why), or neither when a setting left it out."""
+
+    file: str
+    line: int  # of JSON Lines; in every other kind of file the number of the record; from 1
+    key: bytes  # decides whether it is held out
+    record: dict[str, Any] | None
+    original: bytes = b""  # as it stands in the file; nothing of one that is too large
+    error: RecordError | None = None
 
 
 def files_of(source: str | list[str]) -> list[Path]:
@@ -58,33 +76,29 @@ def kind_of(path: Path) -> tuple[str, str]:
     return kind, compression
 
 
-def read(path: Path, limit: int) -> Iterator[Item | Note]:
-    """Yield all items of a file, then the notes on it; a line or row of more than `limit` bytes is a fault of its own.
+def read(path: Path, limit: int) -> Iterator[Item]:
+    """Yield all items of a file; a line or row of more than `limit` bytes is a fault of its own.
 
     Raises ValueError for a file that is cut off or corrupt between records.
     """
     kind, compression = kind_of(path)
-    notes = Notes()
     if kind == ".parquet":
-        from longspec.data.read import parquet  # not above: Snakemake imports this module for every plan, and needs no pyarrow
-
-        yield from parquet.read(path, limit, notes)
-    else:
-        with _open_bytes(path, compression) as handle:
-            is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
-            records = 0
-            for item in (_values if is_array else _lines)(path, handle, limit):
-                records += 1
-                yield item
-            if not records:
-                notes.add(path, HOLDS_NONE, 1)
-    yield from notes.values()
+        yield from _rows(path, limit)
+        return
+    with _open_bytes(path, compression) as handle:
+        is_array = kind == ".json" and handle.peek(PIECE).removeprefix(BOM).lstrip().startswith(b"[")
+        records = 0
+        for item in _values(path, handle.read(), limit) if is_array else _lines(path, handle, limit):
+            records += 1
+            yield item
+        if not records:
+            LOG.warning("%s: holds no record", path)
 
 
 @contextmanager
 def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
     """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
-    import pyarrow as pa  # not above, as in `read`
+    import pyarrow as pa  # not above, as in _rows
 
     if compression and not path.stat().st_size:
         raise ValueError(f"{path}: is empty, which no compressed file is; get it again")
@@ -119,47 +133,83 @@ def _lines(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
             yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
 
 
-def _values(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
+def _values(path: Path, content: bytes, limit: int) -> Iterator[Item]:
     """The values of a JSON array; one that is broken, or no object, is a fault of its own.
 
     Raises ValueError where no value ends within `limit` bytes, and for text behind the array: nobody knows how many records
     are missing then.
     """
-    # Bytes that are no UTF-8 come back as they were, for the value's own fault to tell.
-    text = io.TextIOWrapper(handle, "utf-8", "surrogateescape", newline="")
-    buffer, number = text.read(PIECE), 0
-    at = buffer.index("[") + 1
-    while True:
-        end = _end_of_value(buffer, at)
-        if end is None and len(buffer) - at <= limit and (more := text.read(max(PIECE, len(buffer) - at))):
-            buffer, at = buffer[at:] + more, 0
-            continue
-        original = buffer[at:end].encode("utf-8", "surrogateescape").strip(SPACE)
+    number, at, closed = 0, content.index(b"[") + 1, False
+    while not closed:
+        end = _end_of_value(content, at)
+        original = content[at:end].strip(SPACE)
         if end is None or len(original) > limit:
             raise ValueError(
                 f"{path}: record {number + 1}: lacks a quote or bracket, is longer than {limit / 1e6:g} MB "
                 "(max_line_mb), or is cut off by the end of the file; mend it (jq shows where), or get the file again"
             )
-        at = end + 1
-        if not original and not number and buffer[end] == "]":
-            break
-        number += 1
-        yield _item(path, number, original, original)
-        if buffer[end] == "]":
-            break
-    if (buffer[at:] + text.read(PIECE)).strip():
+        at, closed = end + 1, content[end : end + 1] == b"]"
+        if original or number or not closed:
+            number += 1
+            yield _item(path, number, original, original)
+    if content[at:].strip():
         raise ValueError(f"{path}: text after the end of the array; JSON Lines belong in a .jsonl file")
 
 
-def _end_of_value(text: str, start: int) -> int | None:
+def _end_of_value(content: bytes, start: int) -> int | None:
     """The place of the comma or bracket behind a value of an array, found by brackets alone: a broken value has an end, too."""
     depth = 0
-    for found in _MARK.finditer(text, start):
+    for found in _MARK.finditer(content, start):
         mark = found[0]
-        if mark in "{[":
+        if mark in b"{[":
             depth += 1
-        elif depth and mark in "}]":
+        elif depth and mark in b"}]":
             depth -= 1
-        elif not depth and mark in ",]":
+        elif not depth and mark in b",]":
             return found.start()
     return None
+
+
+def _rows(path: Path, limit: int) -> Iterator[Item]:
+    """Yield the rows of a Parquet file, some at a time; one that is longer than `limit` bytes as JSON is a fault.
+
+    A cell that JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out of its record, and the log
+    counts such cells by column. All others stay in the record and decide whether it is held out. Raises ValueError for a file
+    that is cut off, corrupt or names a column twice.
+    """
+    import pyarrow as pa  # not above: Snakemake imports this module for every plan, and needs no pyarrow
+    import pyarrow.parquet as pq
+
+    number, left_out = 0, Counter[str]()
+    try:
+        # Buffered: without it pyarrow reads all of a row group's columns before the first row.
+        with pq.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False) as file:
+            names = file.schema_arrow.names
+            if len(set(names)) < len(names):
+                raise ValueError(f"{path}: names a column twice: {', '.join(names)}; rename one")
+            size = sum(file.metadata.row_group(group).total_byte_size for group in range(file.metadata.num_row_groups))
+            for batch in file.iter_batches(max(1, min(1024, BATCH * file.metadata.num_rows // max(1, size)))):
+                for place in range(batch.num_rows):
+                    number += 1
+                    yield _row(path, number, batch, place, limit, left_out)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
+    for name, count in left_out.items():
+        LOG.warning("%s: column %s left out of %d records: JSON cannot hold it", path, name, count)
+
+
+def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: Counter[str]) -> Item:
+    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a long one."""
+    values = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        try:
+            value = column[place].as_py()
+            ENCODE(value)
+            values[name] = value
+        except (ValueError, TypeError):  # NaN, text that is no UTF-8; a type such as UUID
+            left_out[name] += 1
+    # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
+    text = ENCODE(values).encode()
+    if len(text) > limit:
+        return Item(str(path), number, b"", None, error=RecordError("row", f"is longer than {limit / 1e6:g} MB (max_line_mb)"))
+    return Item(str(path), number, text, values, text)

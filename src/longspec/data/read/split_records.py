@@ -1,31 +1,36 @@
 """Items sorted into training records, held-out records, rejects and what is filtered out; each one counted.
 
-A dataset of which too much is rejected is refused: its rejects are left to look at, and no manifest to go on with.
+rejects.jsonl has each fault with its place, rejects.raw the original bytes to correct. A dataset of which too much is rejected
+is refused: its rejects are left to look at, and no manifest to go on with.
 """
 
 import hashlib
+import re
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import jsonlines
 from tqdm import tqdm
 
 from longspec import jsonl
-from longspec.atomic_files import new_file, remove_strays
+from longspec.atomic_files import new_file
 from longspec.data.align import pipeline
 from longspec.data.align.fields import Record
-from longspec.data.read.items import ORIGINALS, ROWS, Item, Note, Rejects, open_rejects
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import to_messages_or_text
+from longspec.data.read.source_files import Item
 from longspec.shown import ManyLinesError
 
 # A setting of the workflow: the records are answered anew, so that conversations without any answer are records too.
 UNANSWERED = "unanswered"
+ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
 KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
+MAX_REASON_CHARACTERS = 300  # characters of a reason: it may quote the record
+MAX_SUMMARY_ROWS = 20  # reasons in a manifest
+_NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
 def is_held_out(key: bytes, share: float) -> bool:
@@ -36,10 +41,46 @@ def is_held_out(key: bytes, share: float) -> bool:
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
 
 
-def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out: Path) -> dict[str, Any]:
+def _short(text: str) -> str:
+    """A text that may quote the record: not too long, and without lone surrogates, which many readers of JSON refuse."""
+    text = text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class Rejects:
+    """Writes the rejects of a dataset. `rejected`: how many records."""
+
+    def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
+        self._rows, self._originals = rows, originals
+        self._item: Item | None = None
+        self._place: dict[str, int] = {}  # of its original bytes
+        self._reasons: dict[str, dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
+        self.rejected = 0
+
+    def add(self, item: Item, fault: RecordError) -> None:
+        """Write down a fault. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
+        if item is not self._item:
+            self._item, self._place = item, {"offset": self._originals.tell(), "bytes": len(item.original)}
+            self._originals.write(item.original if item.original.endswith(b"\n") else item.original + b"\n")
+        self.rejected += 1
+        row = {"file": item.file, "line": item.line, "field": _short(fault.field), "reason": _short(fault.reason)}
+        kind = _NUMBER.sub("\0", f"{row['field']}: {row['reason']}")
+        self._reasons.setdefault(kind, row | {"count": 0})["count"] += 1
+        self._rows.write(row | self._place)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Return the reasons by frequency, each as its first record has it, with that one's place; the rarest in one row."""
+        rows = sorted(self._reasons.values(), key=lambda row: -row["count"])
+        if rest := rows[MAX_SUMMARY_ROWS:]:
+            count = sum(row["count"] for row in rest)
+            rows[MAX_SUMMARY_ROWS:] = [rest[0] | {"field": "", "reason": "other reasons", "count": count}]
+        return rows
+
+
+def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) -> dict[str, Any]:
     """Write OUTPUTS beside the manifest `out`, which is removed first: it tells of other files.
 
-    Returns for the manifest how many records went where, why (`rejects`, `notes`), and what each step of `align` did.
+    Returns for the manifest how many records went where, why (`rejects`), and what each step of `align` did.
     Raises ValueError when too many records are rejected or none is left to train on.
     """
     aligners = pipeline.parse(name, settings.get("align", []))
@@ -50,19 +91,14 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out:
 
     # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
-    counts, read, notes = dict.fromkeys((*KEPT, "filtered"), 0), 0, []
-    remove_strays(out, *(out.parent / file for file in OUTPUTS))
+    counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
     out.unlink(missing_ok=True)
     with ExitStack() as stack:
-        rejects = stack.enter_context(open_rejects(out.parent))
-        writers = {}
-        for place, file in KEPT.items():
-            beside = stack.enter_context(new_file(out.parent / file))
-            writers[place] = stack.enter_context(jsonlines.open(beside, mode="w", dumps=jsonl.encode))
+        beside = {file: stack.enter_context(new_file(out.parent / file)) for file in OUTPUTS}
+        lines = (*KEPT.values(), ROWS)
+        writers = {file: stack.enter_context(jsonlines.open(beside[file], mode="w", dumps=jsonl.encode)) for file in lines}
+        rejects = Rejects(writers[ROWS], stack.enter_context(beside[ORIGINALS].open("wb")))
         for item in tqdm(items, desc=name, disable=None):
-            if isinstance(item, Note):
-                notes.append(asdict(item))
-                continue
             read += 1
             place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
             # Records in a known format, faults, None for each that is filtered out.
@@ -72,14 +108,14 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item | Note], out:
                 elif outcome is None:
                     counts["filtered"] += 1
                 else:
-                    writers[place].write(outcome)
+                    writers[KEPT[place]].write(outcome)
                     counts[place] += 1
     made = sum(each.tally[pipeline.MADE] - each.tally[pipeline.FLATTENED] for each in aligners)
     records = {**counts, "rejected": rejects.rejected, "read": read, "made": made}
     assert read + made == sum(counts.values()) + rejects.rejected, records
     _refuse(name, settings, out.parent, records, rejects)
     tallies = {each.key: dict(each.tally) for each in aligners}
-    return {"records": records, "rejects": rejects.summary(), "notes": notes, "align": tallies}
+    return {"records": records, "rejects": rejects.summary(), "align": tallies}
 
 
 def _refuse(name: str, settings: dict[str, Any], folder: Path, records: dict[str, int], rejects: Rejects) -> None:

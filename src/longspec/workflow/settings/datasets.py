@@ -7,8 +7,8 @@ from typing import Any
 
 from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.run_file import Run
+from longspec.data import hub
 from longspec.data.align.fields import found, units_of
-from longspec.data.hub import names
 from longspec.data.raw import complete, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.measure.prompt_files import read_records
@@ -47,7 +47,7 @@ def origins(source: str | list[str]) -> list[str]:
     if isinstance(source, str) and is_made(source):
         return ["stdlib" if source == "questions" else source]  # both are made of the same files, and held out by them
     if isinstance(source, str) and is_hub(source):
-        return [names.parse(source).repository]
+        return [hub.parse(source).repository]
     return [str(path.resolve()) for path in _files(source)]
 
 
@@ -121,14 +121,14 @@ def check_task_files(tasks: Mapping[str, Task], trained: Iterable[str], data: Ma
                     f" give other prompts, or its held-out records: {name}: {{data: {dataset}, context: [64, 1024]}}"
                 )
         for dataset, source in sources.items() if is_hub(task.source) else ():
-            if is_hub(source) and _overlap(names.parse(str(task.source)), names.parse(source)):
+            if is_hub(source) and _overlap(hub.parse(str(task.source)), hub.parse(source)):
                 raise ValueError(
                     f"{key}: {task.source} is trained on, as data.{dataset} ({source}); give another split or file of the"
                     f" repository, for both, or other prompts"
                 )
 
 
-def _overlap(one: names.Source, other: names.Source) -> bool:
+def _overlap(one: hub.Source, other: hub.Source) -> bool:
     """Tell whether two parts of the hub may share records."""
     parts = [(each.parts, each.file) for each in (one, other)]
     return one.repository == other.repository and (((), "") in parts or parts[0] == parts[1])

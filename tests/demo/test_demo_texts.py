@@ -1,14 +1,15 @@
-"""Questions about Python's library: different ones, the same each time, no module in both parts, and no code of it run."""
+"""What the demo makes: questions about Python's library, of which no code runs, and puzzles, redone by Python's arithmetic."""
 
 import inspect
 import re
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from longspec.demo import questions
+from longspec.demo import puzzles, questions
 from longspec.demo.stdlib import units_of
 
 SHARED = "Return every second element of a long list, in the order in which they stand."
@@ -76,7 +77,7 @@ def test_units_are_those_that_python_itself_finds_in_a_module() -> None:
     assert not [name for name in units if "._" in name]
 
 
-def test_nothing_of_the_library_is_run_and_nothing_private_is_asked_about(library: Path) -> None:
+def test_questions_are_different_and_about_what_is_public_and_nothing_of_the_library_is_run(library: Path) -> None:
     made = list(questions.generate(40, seed=0, folder=library))
     assert not list(library.parent.glob("ran *"))
     assert {key for key, _ in made} == {"apple.py", "package/__init__.py", "package/pear.py", "plum.py"}
@@ -84,22 +85,13 @@ def test_nothing_of_the_library_is_run_and_nothing_private_is_asked_about(librar
     named = {record["about"] for _, record in made}
     assert {"apple", "package", "apple.halve_apple", "package.pear.Storepackage_pear"} <= named
     assert not [name for name in named if "hidden" in name]
-
-
-def test_fewer_are_the_first_of_more_and_no_two_are_the_same(library: Path) -> None:
-    made = list(questions.generate(40, seed=0, folder=library))
-    assert made[:15] == list(questions.generate(15, seed=0, folder=library))
+    assert made[:15] == list(questions.generate(15, seed=0, folder=library)), "fewer are the first of more"
     assert made != list(questions.generate(40, seed=1, folder=library))
     assert len(set(asked(made))) == len(made) == 40
-
-
-def test_the_same_words_of_two_modules_are_asked_about_in_the_first_alone(library: Path) -> None:
-    made = list(questions.generate(40, seed=0, folder=library))
-    sentence = SHARED.removesuffix(".")
-    about = {
-        key for (key, _), text in zip(made, asked(made), strict=True) if sentence in text and "the list of" not in text.lower()
-    }
-    assert about <= {"apple.py"}
+    # The same words of two modules are asked about in the first alone.
+    about = zip(made, asked(made), strict=True)
+    shared = SHARED.removesuffix(".")
+    assert {key for (key, _), text in about if shared in text and "the list of" not in text.lower()} <= {"apple.py"}
 
 
 def test_lengths_are_kept_and_too_many_are_refused_with_what_there_is(library: Path) -> None:
@@ -111,3 +103,38 @@ def test_lengths_are_kept_and_too_many_are_refused_with_what_there_is(library: P
         list(questions.generate(5000, 0, folder=library))
     most = int(str(caught.value).partition("gives ")[2].partition(";")[0])
     assert len(list(questions.generate(most, 0, folder=library))) == most
+
+
+EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
+
+
+def numbers_and_target(problem: str) -> tuple[list[int], int]:
+    """The numbers and the target of a problem, whatever its wording."""
+    found = re.search(r"\d+(?:, \d+)+", problem)
+    assert found
+    numbers = [int(number) for number in found[0].split(", ")]
+    rest = [int(number) for number in re.findall(r"\d+", problem.replace(found[0], ""))]
+    assert len(rest) == 1
+    return numbers, rest[0]
+
+
+def test_every_equation_is_true_and_the_answer_takes_each_number_at_most_once() -> None:
+    written = 0
+    for key, record in puzzles.generate(150, seed=3):
+        for equation in EQUATION.finditer(record["qwq"]):
+            a, operator, b, result = equation.groups()
+            assert eval(f"{a} {operator} {b}") == int(result), equation[0]
+            written += 1
+        # Nothing that claims an equality escapes the pattern above, the answer apart.
+        *story, _ = record["qwq"].split("\n")
+        assert all(len(EQUATION.findall(line)) == line.count("=") for line in story)
+        numbers, target = numbers_and_target(record["problem"])
+        assert key == f"{','.join(map(str, sorted(numbers)))}={target}"
+        assert puzzles.MIN_CHARACTERS <= len(record["qwq"]) <= puzzles.MAX_CHARACTERS
+        found = re.search(r"([-+*/() \d]+) = (\d+)$", record["qwq"])
+        assert found
+        assert eval(found[1]) == target == int(found[2])
+        assert not Counter(map(int, re.findall(r"\d+", found[1]))) - Counter(numbers)
+    assert written > 2000
+    # A record is a function of seed and index.
+    assert list(puzzles.generate(12, seed=7))[:5] == list(puzzles.generate(5, seed=7)) != list(puzzles.generate(5, seed=8))
