@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from longspec import methods
 from longspec.atomic_files import read_json, write_json
 from longspec.config import Recipe
 from longspec.draft import folder
@@ -157,8 +158,8 @@ def test_a_folder_of_speculators_is_read_alike(tmp_path: Path, target_path: str)
     settings = replace(SETTINGS, **REDUCED)
     state = write(tmp_path / "draft", target_path, settings)
     theirs = speculators_config(read_json(tmp_path / "draft/config.json"))
-    assert dflash.is_published(theirs)
-    their_state, their_settings = read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0), None)
+    assert methods.published_method(theirs) == "dflash"
+    their_state, their_settings = read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0))
     assert their_settings == settings
     assert all(torch.equal(their_state[name], tensor) for name, tensor in state.items())
 
@@ -169,7 +170,7 @@ def test_a_shape_of_its_own_is_kept(tmp_path: Path, target_path: str) -> None:
     settings = replace(SETTINGS, **own)
     write(tmp_path / "draft", target_path, settings)
     theirs = {name: x for name, x in read_json(tmp_path / "draft/config.json").items() if name not in OURS}
-    found = read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0), None)[1]
+    found = read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0))[1]
     assert {name: getattr(found, name) for name in own} == own
     assert METHOD.layer(TARGET, found).rotation is not None
 
@@ -200,17 +201,17 @@ def test_what_ours_cannot_be_is_refused_by_its_field(
     write(tmp_path / "draft", target_path, SETTINGS)
     theirs = {name: x for name, x in read_json(tmp_path / "draft/config.json").items() if name not in OURS} | change
     with pytest.raises(ValueError, match=message):
-        read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0), None)
+        read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0))
 
 
 def test_norms_of_keys_that_differ_are_no_shared_one(tmp_path: Path, target_path: str) -> None:
     untied = replace(SETTINGS, tied_k_norm=False)
     write(tmp_path / "draft", target_path, untied)
     layer = METHOD.layer(TARGET, SETTINGS)
-    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..*tied_k_norm: false"):
-        METHOD.load(layer, tmp_path / "draft", TARGET, SETTINGS)
     content = read_json(tmp_path / "draft/config.json")
     file = tmp_path / "draft/model.safetensors"
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.k_norm\.weight: differs from layers\.0\..*tied_k_norm: false"):
+        METHOD.check_state(layer, load_file(file), file)
     save_file({**load_file(file), "mask_hidden": torch.zeros(HIDDEN)}, file)
     with pytest.raises(ValueError, match="mask_hidden: unknown"):
         METHOD.load(METHOD.layer(TARGET, untied), tmp_path / "draft", TARGET, untied)

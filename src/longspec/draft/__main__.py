@@ -70,7 +70,6 @@ def import_(options: argparse.Namespace) -> None:
     from longspec.draft.importing import import_draft
 
     recipe = None if options.recipe is None else load(options.recipe, Recipe)
-    layers = None if options.layers is None else tuple(options.layers)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=options.out.parent, prefix=".fetched-") as place:
         if options.source.endswith(".json"):
@@ -79,7 +78,7 @@ def import_(options: argparse.Namespace) -> None:
             check_files(folder.parent if folder.is_file() else folder, origin["files"])
         else:
             folder, origin = fetch(options.source, Path(place))
-        import_draft(folder, options.target, options.out, origin, recipe, layers)
+        import_draft(folder, options.target, options.out, origin, recipe)
 
 
 def final(options: argparse.Namespace) -> None:
@@ -153,8 +152,6 @@ def main() -> None:
     verb.add_argument("source", help="a draft's folder, hf:owner/name[@revision], or a manifest that `fetch` wrote")
     verb.add_argument("--target", type=Path, required=True, help="the target's folder or its target_manifest.json")
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the stage that begins with it, which must be of such a draft")
-    layers = "layers of the target whose inputs it reads, for a draft whose config.json does not say it beyond doubt"
-    verb.add_argument("--layers", type=int, nargs=3, help=layers)
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = add_verb(verbs, "final", str(final.__doc__), run=final)
     which = verb.add_mutually_exclusive_group(required=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from longspec.draft_vocabulary import check_size
-from longspec.methods.contract import DraftTrainer, Method, check_inputs, check_rising
+from longspec.methods.contract import DraftTrainer, Method, positions_of
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
 from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
@@ -70,16 +70,13 @@ class OwnLayersTrainer(DraftTrainer):
     def look(
         self,
         input_ids: Tensor,
-        labels: Tensor,
         position_ids: Tensor | None,
         document_ids: Tensor | None,
         row_numbers: Tensor | None,
-        num_labels: int | None,
         with_llm_loss: bool,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return positions [B, S], and what is read of the target. Raises ValueError that names what is out of range."""
-        position_ids = check_inputs(self.states.config, input_ids, labels, position_ids, document_ids, num_labels)
-        check_rising(position_ids, labels, document_ids)
+        """Return positions [B, S], and what is read of the target."""
+        position_ids = positions_of(input_ids, position_ids)
         names = [tensor.name for tensor in self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)]
         return position_ids, self.states(input_ids, position_ids, document_ids, names, row_numbers)
 

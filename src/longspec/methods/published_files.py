@@ -94,22 +94,17 @@ class Published:
             raise ValueError(f"{self.file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
 
     def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-        """Return the tensors by our names. Raises ValueError as of own_names and check_embeddings."""
+        """Return the tensors by our names. Raises ValueError as of check_embeddings."""
         state = own_names(read_folder(self.folder), self.folder, rename)
         check_embeddings(state.pop(EMBEDDINGS, None), embeddings, self.folder)
         return state
 
-    def layers(
-        self, said: Sequence[int] | None, given: tuple[int, ...] | None, schema: type[LayerSettings], key: str, first: int
-    ) -> tuple[int, ...]:
-        """Return the layers whose inputs are read: those that the file says, that the user gives, or engines' default.
+    def layers(self, said: Sequence[int] | None, schema: type[LayerSettings], key: str) -> tuple[int, ...]:
+        """Return the layers whose inputs are read: those that the file says, or engines' default.
 
-        Raises ValueError for others than ascending ones of the target's from `first` on.
+        Raises ValueError for others than ascending ones of the target's from schema.first on.
         """
-        last = self.target.num_hidden_layers - 1
-        if said and given not in (None, tuple(said)):
-            raise ValueError(f"--layers: {list(given or ())}: {self.file} says inputs of {list(said)}; leave it out")
-        chosen = tuple(said or given or ())
+        first, last, chosen = schema.first, self.target.num_hidden_layers - 1, tuple(said or ())
         if not chosen:
             chosen = schema().read_of(last + 1)
             log(f"{self.file}: {key}: missing; engines' default, inputs of layers {list(chosen)}, is taken")
@@ -124,26 +119,15 @@ class Published:
         """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`."""
         vocabulary, ids = None, None
         if HEAD in state:
-            vocabulary, ids = vocabulary_of(state, self.found.get("draft_vocab_size"), self.target.vocab_size, self.folder)
+            vocabulary, ids = vocabulary_of(state, self.target.vocab_size, self.folder)
         values |= {"vocabulary": vocabulary, "target_vocabulary": None if ids is None else self.target.vocab_size}
         values |= own_shape(self.shape, self.target, schema, self.file)
         check_values(schema, values, str(self.file), ELSEWHERE)
-        warn_of_positions(self.shape, self.target, self.file)
         return schema(**values, ids=ids)
 
 
-def warn_of_positions(published: Any, target: Any, file: Path) -> None:
-    """Warn where a draft was made for shorter texts than its target."""
-    own, wanted = published.max_position_embeddings, target.max_position_embeddings
-    if own < wanted:
-        log(
-            f"warning: {file}: max_position_embeddings: is {own}, the target has {wanted}: it was hardly trained on longer "
-            f"texts, and its acceptance falls beyond {own} tokens; train it on rows that are as long as the texts to be drafted"
-        )
-
-
 def own_names(found: dict[str, Tensor], folder: Path, rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-    """Tensors by our names; rename: a beginning of names, and ours. Raises ValueError for two of one name."""
+    """Return the tensors by our names; rename: a beginning of names, and ours."""
     own: dict[str, Tensor] = {}
     for name, tensor in found.items():
         plain = name.removeprefix("model.")
@@ -152,12 +136,7 @@ def own_names(found: dict[str, Tensor], folder: Path, rename: tuple[str, str] | 
             continue
         if rename is not None and plain.startswith(rename[0]):
             plain = plain.replace(*rename, 1)
-        if plain in own:
-            raise ValueError(f"{folder}: {name}: there are two tensors of this name, with and without a prefix; {ELSEWHERE}")
         own[plain] = tensor
-    biases = [name for name in own if name.endswith(".bias")]
-    if biases:
-        raise ValueError(f"{folder}: {', '.join(biases)}: our layer has no biases; take another draft")
     return own
 
 
@@ -170,21 +149,16 @@ def check_embeddings(found: Tensor | None, embeddings: Callable[[], Tensor], fol
         torch.equal(target.to(found.dtype), found) or torch.equal(found.to(target.dtype), target)
     )
     if not same:
-        differing = "shapes" if found.shape != target.shape else f"{int((found != target).any(1).sum())} of its rows"
         raise ValueError(
-            f"{folder}: {EMBEDDINGS}: differs from the target's in {differing}; our drafts share the target's embeddings. Give "
-            "the target that the draft was trained for; a draft that trained embeddings of its own cannot be represented"
+            f"{folder}: {EMBEDDINGS}: differs from the target's, which our drafts share. Give the target that the draft was "
+            "trained for; a draft that trained embeddings of its own cannot be represented"
         )
     log(f"{folder}: {EMBEDDINGS}: left out, it is the target's own")
 
 
-def vocabulary_of(
-    state: dict[str, Tensor], told: int | None, tokens: int, folder: Path
-) -> tuple[int | None, tuple[int, ...] | None]:
+def vocabulary_of(state: dict[str, Tensor], tokens: int, folder: Path) -> tuple[int | None, tuple[int, ...] | None]:
     """Return how many tokens a head proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
     proposed = len(state[HEAD])
-    if told not in (None, proposed):
-        raise ValueError(f"{folder}: draft_vocab_size: is {told}, {HEAD} has {proposed} rows; {ELSEWHERE}")
     own = {name: state.pop(name) for name in (D2T, T2D) if name in state}
     if proposed == tokens:
         if D2T in own and bool(own[D2T].any()):

@@ -57,12 +57,12 @@ def window_of(found: dict[str, Any], depth: int, file: Path) -> int | None:
 
 
 def read_published(
-    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
-    config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
-    folders that do not say it. Raises ValueError with file, key and both values for what we cannot represent.
+    config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
+    what we cannot represent.
     """
     draft = Published.of(folder, config, target, Qwen3Config, "dflash_config")
     found, file = draft.found, draft.file
@@ -80,7 +80,7 @@ def read_published(
     settings = draft.settings(
         Settings,
         state,
-        layers=draft.layers(said, layers, Settings, key, 1),
+        layers=draft.layers(said, Settings, key),
         depth=depth,
         block_size=found.get("block_size"),
         mask_token=mask_token_of(found.get("mask_token_id"), target.vocab_size),

@@ -3,7 +3,6 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from longspec.methods.layer_shape import (
     Row,
     check_method,
     check_proposed,
-    is_named,
     layer_settings,
     layers_of,
     stored_word,
@@ -36,7 +34,7 @@ TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
 WHY_THESE = ""
 ARCHITECTURE = "DFlashDraftModel"
-PUBLISHED = (ARCHITECTURE, "DFlashSpeculator")  # architectures, as others name them
+PUBLISHED = "DFlash"  # DFlashDraftModel, DFlashSpeculator
 COUNTS = {
     "blocks": "blocks drafted",
     "leading_hits": "drafted tokens that are the text's, up to each block's first other one",
@@ -44,7 +42,8 @@ COUNTS = {
 }
 MOST_LAYERS = 8  # of a draft
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-SAME = ("recipe.method", ("layers", "block_size", "mask_token", "sliding_window", *SHAPE))
+OF_DFLASH = ("depth", "block_size", "mask_token", "tied_k_norm")
+SAME = ("recipe.method", ("layers", "vocabulary", *OF_DFLASH, "sliding_window", *SHAPE))
 DECAY, D_PACE = "decay", "d_pace"
 Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
 BlockSize = Annotated[Whole, Field(ge=2, le=64)]
@@ -167,11 +166,6 @@ def check(recipe: Any) -> None:
         )
 
 
-def is_published(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
-    return is_named(config, NAME, PUBLISHED)
-
-
 def mask_token_of(mask_token: int | None, vocabulary: int) -> int:
     """Return the token that fills the slots, of a target of so many tokens. Raises ValueError, with the key, for another."""
     if mask_token is not None and mask_token >= vocabulary:
@@ -183,7 +177,7 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, the mask's token, and more tokens than the draft vocabulary."""
     method = recipe.method
     for chosen in (method.layers, method.stored_layers or method.layers):
-        layers_of(chosen, layers)
+        layers_of(chosen, layers, Settings.first)
     mask_token_of(method.mask_token, vocabulary)
     check_proposed(method, vocabulary)
 

@@ -131,11 +131,8 @@ class DFlashTrainer(OwnLayersTrainer):
         counts, over all blocks: `blocks` that have a label; `leading_hits`, their tokens that are the text's, up to the first
         other one; `outside_vocabulary`, labels that have no loss because the draft cannot propose the token: the text's of hard
         labels, else the target's likeliest.
-
-        Raises ValueError that names what is out of range.
         """
-        told = (input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss)
-        position_ids, found = self.look(*told)
+        position_ids, found = self.look(input_ids, position_ids, document_ids, row_numbers, with_llm_loss)
         blocks = Blocks.of(labels, document_ids, priority, self.settings)
         hidden_BQH = self._filled(found, position_ids, blocks)
         sums = self._sums(hidden_BQH, found, input_ids, blocks, with_llm_loss)

@@ -3,9 +3,9 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,7 +14,6 @@ from longspec.config.schema import KNOWN, LATER, LK, SOFT, TV
 from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
-from longspec.methods import layer_shape
 from longspec.methods.layer_shape import (
     SHAPE,
     LayerSettings,
@@ -23,8 +22,8 @@ from longspec.methods.layer_shape import (
     Vocabulary,
     check_method,
     check_proposed,
-    is_named,
     layer_settings,
+    layers_of,
     stored_word,
     told_of_layers,
 )
@@ -41,20 +40,12 @@ TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
 WHY_THESE = ""
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-PUBLISHED = (
-    ARCHITECTURE,
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-)  # architectures, as others name them
-COUNTS = {
-    "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
-    "past_document": "no loss: past the document's end",
-}
+PUBLISHED = "Eagle3"  # LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, Eagle3Speculator, Eagle3DraftModel
+COUNTS = {"outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary"}
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-SAME = ("recipe.method", ("layers", *NORMS, "sliding_window", *SHAPE))
+SAME = ("recipe.method", ("layers", "vocabulary", *NORMS, "sliding_window", *SHAPE))
 STARTS = ("random", "identity")
 MOST_STEPS = 64  # of a chain
 Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
@@ -105,27 +96,12 @@ def implied(tokens: int) -> dict[str, Any]:
 class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""
 
-    def read_of(self, target_layers: int) -> tuple[int, ...]:
-        """Return the auxiliary layers."""
-        return layers_of(self.layers, target_layers)
+    first: ClassVar[int] = 0
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
     return layer_settings(Settings, recipe, vocabulary)
-
-
-def layers_of(layers: Sequence[int] | None, target_layers: int) -> tuple[int, ...]:
-    """The auxiliary layers of a target of so many: those that were chosen, or 2, L // 2 and L - 3.
-
-    Raises ValueError, with the key, where these are not three different ones of the target's.
-    """
-    if target_layers < AUXILIARY:
-        raise ValueError(
-            f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
-            "there is none for this target; train another method"
-        )
-    return layer_shape.layers_of(layers, target_layers, first=0)
 
 
 def check(recipe: Any) -> None:
@@ -151,14 +127,9 @@ def check(recipe: Any) -> None:
         )
 
 
-def is_published(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 draft in one of the layouts in which others publish them."""
-    return is_named(config, NAME, PUBLISHED)
-
-
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, and more tokens than the draft vocabulary."""
-    layers_of(recipe.method.layers, layers)
+    layers_of(recipe.method.layers, layers, Settings.first)
     check_proposed(recipe.method, vocabulary)
 
 

@@ -19,15 +19,13 @@ SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_val
 
 
 def read_published(
-    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Draft]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
     folder: or its file of weights; config: of its config.json, {} for a file; embeddings: not read. Raises ValueError with
     file, key and both values for a draft of another target.
     """
-    if layers is not None:
-        raise ValueError(f"--layers: {list(layers)}: GLIDE drafts read the last layer alone; leave it out")
     for name in SHAPE:
         wanted = getattr(target, name, None)
         if name in config and config[name] != wanted:
