@@ -200,7 +200,7 @@ def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, c
         ),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, r"rope_parameters: rope_type 'dynamic' is not supported"),
         ({"fc_norm": True}, r"fc_norm\.0\.weight: missing.*recipe\.method\.fc_norm says"),
-        ({"layer_types": ["chunked_attention"]}, r"layer_types: is \['chunked_attention'\], must be a list of sliding_att"),
+        ({"layer_types": ["chunked_attention"]}, r"layer_types: is \['chunked_attention'\], must be 1 times sliding_att"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["1", "3", "5"]}}, r"eagle_aux_hidden_state_layer_ids: layers"),
         ({"midlayer.self_attn.q_proj.bias": torch.zeros(80)}, r"q_proj\.bias: unknown"),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(10)}, r"midlayer\.self_attn\.q_norm\.weight: unknown"),

@@ -185,7 +185,7 @@ def test_a_shape_of_its_own_is_kept(tmp_path: Path, target_path: str) -> None:
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types: .* must be 2 times sliding_attention, or full",
         ),
-        ({"is_causal": True}, "in layers of full_attention see earlier slots of their block"),
+        ({"is_causal": True}, "is_causal: is True, a draft of ours has False"),
         ({"dflash_config": {"mask_token_id": 97, "target_layer_ids": [1]}}, "mask_token: 97: the target has tokens 0 to 96"),
         (
             {"dflash_config": {"mask_token_id": 1, "target_layer_ids": [8]}},

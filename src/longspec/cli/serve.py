@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(llama_cpp_commands(draft, config, recipe, tokens)))
         return 0
     served = methods.served(config["draft"], engine.name)
-    folder = served.folder(draft)
+    folder = draft / (served.layout or "")
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     python = options.python or section.interpreter(engine)

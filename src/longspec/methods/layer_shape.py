@@ -85,6 +85,7 @@ class LayerSettings(LayerShape):
     """
 
     first: ClassVar[int] = 1  # of the layers that it can read
+    count: ClassVar[int | None] = None  # of those that it reads; None: any number
     name: str = field(default="", metadata={"stored": False})
     layers: tuple[Whole, ...] | None = None  # type: ignore[assignment]  # a recipe knows no tuples
     vocabulary: Tokens | None = None
@@ -108,6 +109,17 @@ def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabul
     if vocabulary is not None:
         given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
     return schema(**given | more)
+
+
+def check_layers(key: str, layers: Sequence[int] | None, first: int, count: int | None = None) -> None:
+    """Raise ValueError, with the key, for others than `count` layers, None: any number, that can be read in their order."""
+    if layers is None:
+        return
+    if list(layers) != sorted(set(layers)) or not layers or layers[0] < first or len(layers) != (count or len(layers)):
+        raise ValueError(
+            f"recipe.method.{key}: {list(layers)}: must be {f'{count} ' if count else ''}layers from {first} on in ascending "
+            "order, each once, as [2, 16, 29]"
+        )
 
 
 def check_method(method: Any) -> None:

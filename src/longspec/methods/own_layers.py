@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.draft_vocabulary import check_size
 from longspec.methods.contract import DraftTrainer, Method, positions_of
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
-from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
+from longspec.methods.vocabulary_tensors import check_with_vocabulary, draft_settings, with_vocabulary
 from longspec.models.chain_losses import DenseTeacher, Teacher
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
@@ -49,7 +48,7 @@ class OwnLayers(nn.Module):
         with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
             self.norm.weight.copy_(states.final_norm_weight)
             if self.lm_head is not None:
-                assert self.ids_V is not None, "check_vocabulary has looked"
+                assert self.ids_V is not None, "methods.vocabulary_for has read the file"
                 self.lm_head.weight.copy_(states.head_weight[self.ids_V.to(states.head_weight.device)])
 
     def rope(self, target: Any, like: Tensor, positions_BS: Tensor) -> Rope:
@@ -134,13 +133,7 @@ class OwnLayersMethod(Method):
         return {"each_step": True}
 
     def trainer(self, states: TargetStates, settings: Any, weights: Path | None) -> DraftTrainer:
-        """Return the draft beside a target, fresh or from a draft folder or weight file.
-
-        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-        """
-        check_vocabulary(settings)
-        tokens = states.config.vocab_size
-        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
+        """Return the draft beside a target, fresh or from a draft folder or weight file. Raises ValueError as of load."""
         layer = self.layer(states.config, settings).to(states.head_weight.dtype)
         layer.begin(states, settings)
         if weights is not None:

@@ -12,7 +12,6 @@ from longspec.decode.cache import NewestTokens, OwnCache, WholeText
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.tree import DraftToTarget, TreeBuilder
 from longspec.methods.own_layers import Rope
-from longspec.methods.vocabulary_tensors import check_vocabulary
 from longspec.states.tensors import HIDDEN
 
 
@@ -20,14 +19,14 @@ class OwnLayersDrafter(Drafter):
     """Proposes by layers beside their target. Chains are drawn from the draft when sampling, trees are its beams.
 
     caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of tensors by
-    row; None before the first. Raises ValueError for settings whose draft vocabulary was not read.
+    row; None before the first.
     """
 
     caches: list[OwnCache]
     accepted: Any
 
     def __init__(self, target: Any, layer: Any, settings: Any, vocabulary: None = None) -> None:
-        check_vocabulary(settings)
+        assert settings.vocabulary is None or settings.ids is not None, "methods.vocabulary_for has read the file"
         assert vocabulary is None, "methods.drafter hands it none"
         self.target, self.layer, self.settings = target, layer, settings
         self.reads = tuple(f"{HIDDEN}{number}" for number in settings.read_of(target.config.num_hidden_layers))

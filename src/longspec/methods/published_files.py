@@ -1,6 +1,6 @@
 """Drafts that other trainers published: names of tensors, embeddings, draft vocabulary and shape, read into the house's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ OF_CONFIG = (
     "rope_scaling",
     "rope_parameters",
 )
+SLIDING, FULL = "sliding_attention", "full_attention"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Of the target, or computed: nothing that a draft of ours holds.
 NOT_THE_DRAFTS = ("verifier_norm.weight", "verifier_lm_head.weight")
@@ -65,13 +66,16 @@ class Published:
         """Return the config.json."""
         return self.folder / CONFIG
 
-    def check(self, represented: dict[str, tuple[Any, ...]], faults: list[str]) -> None:
+    def check(self, represented: dict[str, tuple[Any, ...]]) -> None:
         """Raise ValueError, with the field and both values, for what our layers beside this target cannot be.
 
-        represented: fields that may not be others than these, a missing one among them; faults: further ones.
+        represented: fields that may not be others than these, a missing one among them.
         """
-        rope, target, width = self.shape.rope_parameters, self.target, self.found.get("target_hidden_size")
-        faults = [
+        rope = self.shape.rope_parameters
+        of_target = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
+        beside = [(name, getattr(self.shape, name), name) for name in ("hidden_size", "vocab_size", "hidden_act")]
+        beside += [(name, self.found.get(name), key) for name, key in of_target.items()]
+        wrong = [
             *(
                 f"{name}: is {self.found[name]!r}, a draft of ours has {' or '.join(map(repr, values[1:])) or 'none'}"
                 for name, values in represented.items()
@@ -82,36 +86,72 @@ class Published:
                 for name in ("mrope_section", "partial_rotary_factor")
                 if rope.get(name) not in (None, 1, 1.0)
             ),
-            *faults,
+            *(
+                f"{name}: is {own!r}, the target has {getattr(self.target, key)!r}"
+                for name, own, key in beside
+                if own not in (None, getattr(self.target, key))
+            ),
         ]
-        for name, own, wanted in (
-            *((name, getattr(self.shape, name), getattr(target, name)) for name in ("hidden_size", "vocab_size", "hidden_act")),
-            ("target_hidden_size", target.hidden_size if width is None else width, target.hidden_size),
-        ):
-            if own != wanted:
-                faults.append(f"{name}: is {own!r}, the target has {wanted!r}")
-        if faults:
-            raise ValueError(f"{self.file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+        if wrong:
+            raise ValueError(f"{self.file}: {'; '.join(wrong)}; give the target it was trained for, or take another draft")
 
-    def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-        """Return the tensors by our names. Raises ValueError as of check_embeddings."""
-        state = own_names(read_folder(self.folder), self.folder, rename)
-        check_embeddings(state.pop(EMBEDDINGS, None), embeddings, self.folder)
-        return state
+    def window(self, depth: int, other: int | None = None, *, slides: bool = False) -> int | None:
+        """Return the window of all `depth` layers, None: none. Raises ValueError for layers of both kinds, or of another.
 
-    def layers(self, said: Sequence[int] | None, schema: type[LayerSettings], key: str) -> tuple[int, ...]:
-        """Return the layers whose inputs are read: those that the file says, or engines' default.
-
-        Raises ValueError for others than ascending ones of the target's from schema.first on.
+        other, slides: a window by another name, and whether layers slide where their kinds are not said.
         """
-        first, last, chosen = schema.first, self.target.num_hidden_layers - 1, tuple(said or ())
+        kinds = self.found.get("layer_types") or [SLIDING if slides else FULL] * depth
+        if kinds not in ([SLIDING] * depth, [FULL] * depth):
+            told = f"is {kinds!r}, must be {depth} times {SLIDING}, or {FULL}"
+            raise ValueError(f"{self.file}: layer_types: {told}; take another draft")
+        window = self.found.get("sliding_window") or other
+        return int(window) if kinds[0] == SLIDING and window is not None else None
+
+    def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] = ("", "")) -> dict[str, Tensor]:
+        """Return the tensors by our names; rename: a beginning of names, and ours.
+
+        Raises ValueError for embeddings other than the target's, but for the rounding of their type.
+        """
+        own: dict[str, Tensor] = {}
+        for name, tensor in read_folder(self.folder).items():
+            plain = name.removeprefix("model.")
+            if plain in NOT_THE_DRAFTS or plain.endswith(INVERSE_FREQUENCIES):
+                log(f"{self.folder}: {name}: left out, it is the target's or follows from {ROPE}")
+            else:
+                own[plain.replace(*rename, 1) if plain.startswith(rename[0]) else plain] = tensor
+        found = own.pop(EMBEDDINGS, None)
+        if found is not None:
+            target = embeddings()
+            alike = found.shape == target.shape and (
+                torch.equal(target.to(found.dtype), found) or torch.equal(found.to(target.dtype), target)
+            )
+            if not alike:
+                raise ValueError(
+                    f"{self.folder}: {EMBEDDINGS}: differs from the target's, which our drafts share. Give the target that the "
+                    "draft was trained for; a draft that trained embeddings of its own cannot be represented"
+                )
+            log(f"{self.folder}: {EMBEDDINGS}: left out, it is the target's own")
+        return own
+
+    def layers(
+        self, schema: type[LayerSettings], key: str, inputs: list[int] | None, outputs: list[int] | None
+    ) -> tuple[int, ...]:
+        """Return the layers whose inputs are read: those that the file says, by inputs or by outputs, or engines' default.
+
+        Raises ValueError for others than ascending ones that such a draft can read of the target.
+        """
+        for said in (inputs, outputs):
+            check_values(schema, {"layers": said}, f"{self.file}: {key}", ELSEWHERE)
+        first, last, count = schema.first, self.target.num_hidden_layers - 1, schema.count
+        chosen = tuple(inputs or [layer + 1 for layer in outputs or ()])
         if not chosen:
             chosen = schema().read_of(last + 1)
             log(f"{self.file}: {key}: missing; engines' default, inputs of layers {list(chosen)}, is taken")
-        if list(chosen) != sorted({each for each in chosen if first <= each <= last}):
+        ascending = sorted({each for each in chosen if first <= each <= last})
+        if list(chosen) != ascending or len(chosen) != (count or len(chosen)):
             raise ValueError(
-                f"{self.file}: {key}: inputs of layers {list(chosen)}: must be of the target's layers {first} to {last}, "
-                f"ascending, each once; {ELSEWHERE}"
+                f"{self.file}: {key}: inputs of layers {list(chosen)}: must be {f'{count} ' if count else ''}of the target's "
+                f"layers {first} to {last}, ascending, each once; {ELSEWHERE}"
             )
         return chosen
 
@@ -124,36 +164,6 @@ class Published:
         values |= own_shape(self.shape, self.target, schema, self.file)
         check_values(schema, values, str(self.file), ELSEWHERE)
         return schema(**values, ids=ids)
-
-
-def own_names(found: dict[str, Tensor], folder: Path, rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-    """Return the tensors by our names; rename: a beginning of names, and ours."""
-    own: dict[str, Tensor] = {}
-    for name, tensor in found.items():
-        plain = name.removeprefix("model.")
-        if plain in NOT_THE_DRAFTS or plain.endswith(INVERSE_FREQUENCIES):
-            log(f"{folder}: {name}: left out, it is the target's or follows from {ROPE}")
-            continue
-        if rename is not None and plain.startswith(rename[0]):
-            plain = plain.replace(*rename, 1)
-        own[plain] = tensor
-    return own
-
-
-def check_embeddings(found: Tensor | None, embeddings: Callable[[], Tensor], folder: Path) -> None:
-    """Raise ValueError for embeddings other than the target's, but for the rounding of their type."""
-    if found is None:
-        return
-    target = embeddings()
-    same = found.shape == target.shape and (
-        torch.equal(target.to(found.dtype), found) or torch.equal(found.to(target.dtype), target)
-    )
-    if not same:
-        raise ValueError(
-            f"{folder}: {EMBEDDINGS}: differs from the target's, which our drafts share. Give the target that the draft was "
-            "trained for; a draft that trained embeddings of its own cannot be represented"
-        )
-    log(f"{folder}: {EMBEDDINGS}: left out, it is the target's own")
 
 
 def vocabulary_of(state: dict[str, Tensor], tokens: int, folder: Path) -> tuple[int | None, tuple[int, ...] | None]:

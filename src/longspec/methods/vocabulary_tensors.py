@@ -110,11 +110,3 @@ def draft_settings(path: str | Path, name: str, schema: type[Settings]) -> Setti
         ids = ids_of(read_tensors(file, lambda key: key == D2T), settings.vocabulary, tokens, file, AGAIN)
         return replace(settings, ids=ids, target_vocabulary=tokens)
     return settings if settings.vocabulary is None else replace(settings, ids=tuple(range(tokens)), target_vocabulary=tokens)
-
-
-def check_vocabulary(settings: LayerSettings) -> None:
-    """Raise ValueError where a draft is to be trained, written or decoded, and its vocabulary was not read."""
-    if settings.vocabulary is not None and settings.ids is None:
-        raise ValueError(
-            f"recipe.method.vocabulary: {settings.vocabulary}: the file of the draft vocabulary is missing; give --vocabulary"
-        )

@@ -18,6 +18,7 @@ from longspec.methods.layer_shape import (
     LayerSettings,
     LayerShape,
     Row,
+    check_layers,
     check_method,
     check_proposed,
     layer_settings,
@@ -139,14 +140,8 @@ def anchors_of(settings: Settings, row_tokens: int) -> int:
 def check(recipe: Any) -> None:
     """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
     method = recipe.method
-    for key in ("layers", "stored_layers"):
-        layers = None if method[key] is None else list(method[key])
-        least = 1 if key == "layers" else 0
-        if layers is not None and (layers != sorted(set(layers)) or not layers or layers[0] < least):
-            raise ValueError(
-                f"recipe.method.{key}: {layers}: must be layers from {least} on in ascending order, each once, as [2, 16, 29]"
-                + "; config.json names a layer by the one before it, whose output is its input" * least
-            )
+    check_layers("layers", method.layers, Settings.first)
+    check_layers("stored_layers", method.stored_layers, 0)
     missing = sorted(set(method.layers or ()) - set(method.stored_layers or method.layers or ()))
     if method.stored_layers is not None and (method.layers is None or missing):
         raise ValueError(

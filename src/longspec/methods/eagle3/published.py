@@ -15,12 +15,9 @@ from transformers import LlamaConfig
 
 from longspec.distributed import log
 from longspec.methods.eagle3.settings import AUXILIARY, NORMS, Settings
-from longspec.methods.layer_shape import check_values
-from longspec.methods.published_files import ELSEWHERE, HEAD, Published
-from longspec.models.weight_files import telling_damage
+from longspec.methods.published_files import HEAD, Published
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-SLIDING, FULL = "sliding_attention", "full_attention"
 # Field of the layer or of the draft -> its values that mean what our layer computes, a missing one among them.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "llama"),
@@ -32,6 +29,7 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
     "logit_scale": (None, 1, 1.0),
+    "use_aux_hidden_state": (None, True),
     "num_aux_hidden_states": (None, AUXILIARY),
     "parallel_drafting": (None, False),
     "pard_token": (None,),
@@ -47,19 +45,18 @@ def read_published(
     config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
     what we cannot represent.
     """
-    draft = Published.of(folder, config, target, LlamaConfig, "")
-    file, layer, of_speculators = draft.file, draft.layer, "speculators_model_type" in config
-    with telling_damage(file, "is no configuration of a draft"):
-        eagle = config.get("eagle_config") or {}
-        kinds = layer.get("layer_types") or [FULL]
-        faults = [] if kinds[0] in (SLIDING, FULL) else [f"layer_types: is {kinds!r}, must be a list of {SLIDING} or {FULL}"]
-    if eagle.get("use_aux_hidden_state") is False:
-        faults.append("eagle_config.use_aux_hidden_state: is False, a draft of ours reads the target's auxiliary states")
-    draft.check(REPRESENTED, faults)
-    flags = {name: config.get(name) for name in NORMS}
-    flags["norm_before_fc"] = eagle.get("norm_before_fc", flags["norm_before_fc"])
-    if flags["norm_before_residual"] is None and of_speculators:
-        log(f"{file}: norm_before_residual: missing; taken for true, as vLLM does in this layout")
+    draft = Published.of(folder, config, target, LlamaConfig, "eagle_config")
+    draft.check(REPRESENTED)
+    inputs, outputs = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
+    layers = draft.layers(Settings, LAYER_IDS, inputs, outputs)
+    if outputs and not inputs:
+        log(
+            f"{draft.file}: eagle_config.{LAYER_IDS}: taken for outputs, as SGLang does: inputs of layers {list(layers)}. vLLM "
+            f"takes them for inputs; where the draft was trained so, move {LAYER_IDS} to the top of a copy's config.json"
+        )
+    flags = {name: draft.found.get(name) for name in NORMS}
+    if flags["norm_before_residual"] is None and "speculators_model_type" in config:
+        log(f"{draft.file}: norm_before_residual: missing; taken for true, as vLLM does in this layout")
         flags["norm_before_residual"] = True
     state = draft.tensors(embeddings, ("layers.0.", "midlayer."))
     if HEAD not in state:
@@ -67,23 +64,7 @@ def read_published(
     return state, draft.settings(
         Settings,
         state,
-        layers=_layers(draft, config.get(LAYER_IDS), eagle.get(LAYER_IDS)),
-        sliding_window=layer.get("sliding_window") if kinds[0] == SLIDING else None,
+        layers=layers,
+        sliding_window=draft.window(1),
         **{name: False if value is None else value for name, value in flags.items()},
     )
-
-
-def _layers(draft: Published, inputs: list[int] | None, outputs: list[int] | None) -> tuple[int, ...]:
-    """Return the auxiliary layers, from what config.json says, by inputs or by outputs. Raises ValueError for others."""
-    for found in (inputs, outputs):
-        check_values(Settings, {"layers": found}, f"{draft.file}: {LAYER_IDS}", ELSEWHERE)
-    if outputs and not inputs:
-        inputs = [layer + 1 for layer in outputs]
-        log(
-            f"{draft.file}: eagle_config.{LAYER_IDS}: taken for outputs, as SGLang does: inputs of layers {inputs}. vLLM takes "
-            f"them for inputs; where the draft was trained so, move {LAYER_IDS} to the top of a copy's config.json"
-        )
-    chosen = draft.layers(inputs, Settings, LAYER_IDS)
-    if len(chosen) != AUXILIARY:
-        raise ValueError(f"{draft.file}: {LAYER_IDS}: {list(chosen)}: must be {AUXILIARY} layers; {ELSEWHERE}")
-    return chosen

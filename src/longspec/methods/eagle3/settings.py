@@ -20,6 +20,7 @@ from longspec.methods.layer_shape import (
     LayerShape,
     Row,
     Vocabulary,
+    check_layers,
     check_method,
     check_proposed,
     layer_settings,
@@ -97,6 +98,7 @@ class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""
 
     first: ClassVar[int] = 0
+    count: ClassVar[int | None] = AUXILIARY
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -107,13 +109,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
 def check(recipe: Any) -> None:
     """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
     method, draft = recipe.method, recipe.draft
-    if method.layers is not None:
-        layers = list(method.layers)
-        if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
-            raise ValueError(
-                f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, as [2, 16, 29]; "
-                "engines collect their hidden states in this order"
-            )
+    check_layers("layers", method.layers, Settings.first, AUXILIARY)
     check_method(method)
     if draft.steps + 1 >= recipe.data.sequence_length:
         raise ValueError(
