@@ -45,9 +45,8 @@ def write_stage(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
     return slot
 
 
-@pytest.mark.parametrize(("source", "draft"), [("checkpoint.json", "draft"), ("checkpoints/last", "draft-last")])
 def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
-    tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch, source: str, draft: str
+    tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A torn runtime.yaml is not taken for what a finished stage was run by."""
     torch.manual_seed(3)
@@ -56,24 +55,24 @@ def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
     slot = write_stage(stage, state, 3)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file; make it first"):
-        verb("extract", stage / source)
+        verb("extract", stage / "checkpoint.json")
     CONFIG.save_pretrained(tmp_path / "target")
     (tmp_path / "target/tokenizer.json").write_text("{}")
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
-    (stage / "runtime.yaml").write_text("micro_batch: 3\n" if "last" in source else "micro_batch: 3\nlog_target_loss: tru")
-    verb("extract", stage / source)
-    config = read_json(stage / draft / "config.json")
+    (stage / "runtime.yaml").write_text("micro_batch: 3\nlog_target_loss: tru")
+    verb("extract", stage / "checkpoint.json")
+    config = read_json(stage / "draft" / "config.json")
     assert config["num_parameters"] == sum(tensor.numel() for tensor in state.values())
     assert (config["stage"], config["settings"]["lag"], config["target"]["hidden_size"]) == ("base", 3, 32)
-    assert (stage / draft / "tokenizer.json").read_text() == "{}"
-    told = yaml_files.read(stage / draft / "training_config.yaml")["base"]
+    assert (stage / "draft" / "tokenizer.json").read_text() == "{}"
+    told = yaml_files.read(stage / "draft" / "training_config.yaml")["base"]
     assert (told["recipe"]["draft"]["lag"], told["runtime"]) == (3, {"micro_batch": 3})
-    written = load_file(stage / draft / "model.safetensors")
+    written = load_file(stage / "draft" / "model.safetensors")
     assert written.keys() - UNUSED == state.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
     (slot / save_load.shard_name(1)).rename(tmp_path / "elsewhere")
     with pytest.raises(SystemExit, match=r"rank_00001\.safetensors: missing"):
-        verb("extract", stage / source)
+        verb("extract", stage / "checkpoint.json")
 
 
 def test_another_checkpoint_than_the_stages_last_is_refused(tmp_path: Path) -> None:

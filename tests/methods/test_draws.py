@@ -30,14 +30,6 @@ def test_short_targets_and_long_rows() -> None:
     assert {d.offset for d in draws(DRAFT, length=1200)} != {0}
 
 
-def test_same_arguments_same_draw_and_neighbours_differ() -> None:
-    assert draws(DRAFT, count=90) == draws(DRAFT, count=90)
-    by_row = {draw_row(DRAFT, 42, 5, row, 1024, 40960) for row in range(50)}
-    by_step = {draw_row(DRAFT, 42, step, 5, 1024, 40960) for step in range(50)}
-    by_seed = {draw_row(DRAFT, seed, 5, 5, 1024, 40960) for seed in range(50)}
-    assert min(len(by_row), len(by_step), len(by_seed)) == 50
-
-
 def test_shift_keeps_each_documents_anchors() -> None:
     positions_S = np.array([0, 1, 2, 3, 4, 0, 1, 2])
     shifted = shift_positions(positions_S, RowDraw(anchors=2, offset=10, lag=1))

@@ -14,6 +14,7 @@ from longspec.atomic_files import (
     describe_files,
     files_below,
     new_folder,
+    path_text,
     read_json,
     read_json_object,
     write_json,
@@ -34,7 +35,7 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.train.checkpoint.save_load import draft_state_dict
 
     checkpoint = Checkpoint(options.checkpoint)
-    recipe, out = checkpoint.recipe, options.out or checkpoint.draft
+    recipe, out = checkpoint.recipe, options.out or checkpoint.stage / "draft"
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     checkpoint.check_vocabulary(options.vocabulary, vocabulary)
     of_target = options.target or Path("models", recipe.model.name, "target_manifest.json")
@@ -56,11 +57,13 @@ def extract(options: argparse.Namespace) -> None:
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
 
 
-def fetch(options: argparse.Namespace) -> None:
+def fetch_(options: argparse.Namespace) -> None:
     """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
-    from longspec.draft import fetch
+    from longspec.draft.fetch import fetch
 
-    fetch.make(options.source, options.out)
+    options.out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
+    folder, manifest = fetch(options.source, options.out.parent / "files")
+    write_json(options.out, {"path": path_text(folder), **manifest})
 
 
 def import_(options: argparse.Namespace) -> None:
@@ -86,12 +89,16 @@ def final(options: argparse.Namespace) -> None:
     from longspec import methods
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.layouts import write_layout
-    from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, published, write_training_config
+    from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, write_training_config
     from longspec.engines import VLLM
     from longspec.methods.draft_files import check_draft_files, method_of_draft
 
     tokenizer = Path(checked_folder(options.tokenizer))
-    draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
+    draft, trained_by = options.draft, options.stages
+    if options.choice is not None:  # those up to the chosen one have trained it
+        names = [folder.name for folder in options.stages]
+        trained_by = options.stages[: names.index(read_json(options.choice)["stage"]) + 1]
+        draft = trained_by[-1] / "draft"
     configurations = {}
     for folder in trained_by:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
@@ -140,12 +147,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
     verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
-    verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json or a slot of its checkpoints/")
+    verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")
-    verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
-    verb = add_verb(verbs, "fetch", str(fetch.__doc__), run=fetch)
+    verb.add_argument("--out", type=Path, help="the folder to make; default: draft, in the stage's folder")
+    verb = add_verb(verbs, "fetch", str(fetch_.__doc__), run=fetch_)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")
     verb = add_verb(verbs, "import", str(import_.__doc__), run=import_)

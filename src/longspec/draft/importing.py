@@ -9,29 +9,16 @@ import yaml
 from torch import Tensor
 
 from longspec import methods
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import describe_files, read_json_object
 from longspec.config.names import IMPORTED
 from longspec.distributed import log
 from longspec.draft.folder import config_of, empty_layer, write_draft
-from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash, tokenizer_hash_of
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_files, tokenizer_hash
 from longspec.methods import method_of
 from longspec.methods.contract import Method
-from longspec.methods.draft_files import CONFIG, METHOD, check_draft_config, draft_weights_file, write_draft_manifest
+from longspec.methods.draft_files import CONFIG, METHOD, draft_weights_file, write_draft_manifest
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder, read_tensors
-
-
-def read_target(target: Path) -> tuple[str, str, str | None]:
-    """Folder, source and the tokenizer's hash of a target, which its folder or its manifest names."""
-    if target.is_dir():
-        return str(target), str(target), tokenizer_hash_of(target)
-    manifest = read_json_object(target)
-    return manifest["path"], manifest["source"], tokenizer_hash(manifest.get("files", {}))
-
-
-def target_embeddings(folder: str) -> Tensor:
-    """Read the target's embeddings alone."""
-    return next(iter(read_folder(Path(folder), lambda name: name.endswith("embed_tokens.weight")).values()))
 
 
 def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor], Any]:
@@ -39,7 +26,6 @@ def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor
     config = read_target_config(target_path)
     content = {} if folder.is_file() else read_json_object(folder / CONFIG)
     if METHOD in content:
-        check_draft_config(folder, config)
         method = methods.method(content[METHOD])
         settings = method.stored_settings(folder)
         layer = method.layer(config, settings)
@@ -48,8 +34,12 @@ def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor
         return method, {name: found[name] for name in layer.state_dict()}, settings
     name = methods.method_of_file() if folder.is_file() else methods.published_method(content)
     assert name is not None  # longspec.draft.fetch has looked
+
+    def embeddings() -> Tensor:
+        return next(iter(read_folder(Path(target_path), lambda name: name.endswith("embed_tokens.weight")).values()))
+
     reader = import_module(f"longspec.methods.{name}.published")
-    return methods.method(name), *reader.read_published(folder, content, config, lambda: target_embeddings(target_path))
+    return methods.method(name), *reader.read_published(folder, content, config, embeddings)
 
 
 def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], recipe: Any = None) -> None:
@@ -58,11 +48,13 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
     origin: its source, commit and files, for config.json; recipe: of the stage that begins with it, which must be of such a
     draft. Raises ValueError that names what cannot be represented, and keys of the recipe that say otherwise.
     """
-    target_path, target_source, tokenizer = read_target(target)
+    of_folder = {"path": str(target), "source": str(target), "files": describe_files(target, tokenizer_files(target))}
+    manifest = of_folder if target.is_dir() else read_json_object(target)
+    target_path, tokenizer = manifest["path"], tokenizer_hash(manifest.get("files", {}))
     method, state, settings = read_draft(folder, target_path)
     config = read_target_config(target_path)
     method.check_state(empty_layer(method, config, settings), state, folder)
-    content = config_of(method, settings, target_path, target_source, IMPORTED) | {IMPORTED: origin}
+    content = config_of(method, settings, target_path, manifest["source"], IMPORTED) | {IMPORTED: origin}
     keys = _own_keys(content)
     if recipe is not None:
         own, wanted = method_of(recipe)

@@ -156,39 +156,24 @@ class Published:
         return chosen
 
     def settings(self, schema: type[Settings], state: dict[str, Tensor], **values: Any) -> Settings:
-        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`."""
-        vocabulary, ids = None, None
-        if HEAD in state:
-            vocabulary, ids = vocabulary_of(state, self.target.vocab_size, self.folder)
-        values |= {"vocabulary": vocabulary, "target_vocabulary": None if ids is None else self.target.vocab_size}
-        values |= own_shape(self.shape, self.target, schema, self.file)
-        check_values(schema, values, str(self.file), ELSEWHERE)
-        return schema(**values, ids=ids)
+        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`.
 
-
-def vocabulary_of(state: dict[str, Tensor], tokens: int, folder: Path) -> tuple[int | None, tuple[int, ...] | None]:
-    """Return how many tokens a head proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
-    proposed = len(state[HEAD])
-    own = {name: state.pop(name) for name in (D2T, T2D) if name in state}
-    if proposed == tokens:
-        if D2T in own and bool(own[D2T].any()):
-            raise ValueError(f"{folder}: {D2T}: moves tokens, though all {tokens} are proposed; {ELSEWHERE}")
-        return None, None
-    if D2T not in own:
-        raise ValueError(f"{folder}: {D2T}: is missing, {HEAD} has {proposed} of the target's {tokens} tokens; {ELSEWHERE}")
-    own[D2T] = own[D2T].to(torch.int64)
-    return proposed, ids_of(own, proposed, tokens, folder, ELSEWHERE)
-
-
-def own_shape(published: Any, target: Any, schema: type[LayerSettings], file: Path) -> dict[str, Any]:
-    """Return the parts of a published draft's shape that are not the target's; both are transformers' configurations."""
-    rope = {name: value for name, value in published.rope_parameters.items() if name != "type" and value is not None}
-    if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
-        rope.setdefault("original_max_position_embeddings", published.max_position_embeddings)
-    own = {name: getattr(published, name) for name in SHAPE} | {ROPE: rope}
-    check_values(schema, own, str(file), ELSEWHERE)
-    check_shape(own, str(file))
-    default = layer_config(target, schema())
-    beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(target)}
-    beside[ROPE] = {name: value for name, value in dict(target.rope_parameters).items() if value is not None}
-    return {name: value for name, value in own.items() if value != beside[name]}
+        Both of the vocabulary's tensors leave `state`; of the shape only what is not the target's is told.
+        """
+        ids, tokens = None, self.target.vocab_size
+        tables = {name: state.pop(name).to(torch.int64) for name in (D2T, T2D) if name in state}
+        if HEAD in state and len(state[HEAD]) != tokens:
+            ids = ids_of(tables, len(state[HEAD]), tokens, self.folder, ELSEWHERE)
+            values |= {"vocabulary": len(ids), "target_vocabulary": tokens}
+        elif D2T in tables and bool(tables[D2T].any()):
+            raise ValueError(f"{self.folder}: {D2T}: moves tokens, though all {tokens} are proposed; {ELSEWHERE}")
+        rope = {name: value for name, value in self.shape.rope_parameters.items() if name != "type" and value is not None}
+        if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
+            rope.setdefault("original_max_position_embeddings", self.shape.max_position_embeddings)
+        own = {name: getattr(self.shape, name) for name in SHAPE} | {ROPE: rope}
+        check_values(schema, values | own, str(self.file), ELSEWHERE)
+        check_shape(own, str(self.file))
+        default = layer_config(self.target, schema())
+        beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(self.target)}
+        beside[ROPE] = {name: value for name, value in dict(self.target.rope_parameters).items() if value is not None}
+        return schema(**{"vocabulary": None} | values | {k: v for k, v in own.items() if v != beside[k]}, ids=ids)

@@ -87,10 +87,9 @@ def check_with_vocabulary(
         return
     found_V = torch.tensor(ids_of(state, len(own_V), None, source, AGAIN))
     if not torch.equal(found_V, own_V):
-        token = int((found_V != own_V).nonzero()[0])
         raise ValueError(
-            f"{source}: {D2T}: draft token {token} is the target's {int(found_V[token])}, in this draft's vocabulary it is "
-            f"{int(own_V[token])}; give a draft of the same vocabulary, or take its run's by recipe.method.vocabulary_from"
+            f"{source}: {D2T}: names other tokens than this draft's vocabulary; give a draft of the same vocabulary, or take "
+            "its run's by recipe.method.vocabulary_from"
         )
 
 

@@ -141,24 +141,18 @@ def check_layout(layout: str, method: Mapping[str, Any], context: int | None) ->
     if layout not in LAYOUTS:
         return
     program, norms = LAYOUTS[layout]
+    window, layers, other = method["sliding_window"], method["layers"], "or serve this draft by vLLM"
     for name in norms:
         if method[name]:
-            raise ValueError(
-                f"recipe.method.{name}: true: {program} has no place for it; train with false, or serve this draft by vLLM"
-            )
-    layers = method["layers"]
+            raise ValueError(f"recipe.method.{name}: true: {program} has no place for it; train with false, {other}")
     if layout == "openvino" and layers is not None and 0 in layers:
-        raise ValueError(
-            f"recipe.method.layers: {list(layers)}: OpenVINO reads outputs of layers, and layer 0's input is none; train with "
-            "layers from 1 on, or serve this draft by vLLM"
-        )
-    window = method["sliding_window"]
+        told = "OpenVINO reads outputs of layers, and layer 0's input is none; train with layers from 1 on"
+        raise ValueError(f"recipe.method.layers: {list(layers)}: {told}, {other}")
     if window is not None and (context is None or window < context):
         texts = "texts of any length" if context is None else f"{context} tokens"
         raise ValueError(
             f"recipe.method.sliding_window: {window}: drafts see all of a text in {program}, here {texts}; keep to texts of "
-            f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, or serve this "
-            "draft by vLLM"
+            f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, {other}"
         )
 
 
