@@ -1,6 +1,5 @@
 """The layouts of the package `speculators` and for OpenVINO, and the final folder of an EAGLE-3 run on its way to the hub."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -97,31 +96,16 @@ def test_for_openvino_a_draft_of_all_tokens_has_both_tensors_too(verb: Verb, tmp
     assert found["t2d"].all()
 
 
-def spoil_weights(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["fc.weight"][0, 0] = torch.nan
-    save_file(tensors, folder / "model.safetensors")
-
-
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (spoil_weights, r"model\.safetensors: .*fc\.weight: 1 of its 3072 numbers are NaN"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: line 1: not valid JSON"),
-        (
-            lambda folder: (folder / "config.json").unlink(),
-            r"draft: not a draft folder: has no config\.json with the field draft",
-        ),
-    ],
-)
-def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
+def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    spoil(folder)
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match=message) as told:
+    tensors, before = load_file(folder / "model.safetensors"), sorted(tmp_path.iterdir())
+    save_file(tensors | {"fc.weight": tensors["fc.weight"].fill_(torch.nan)}, folder / "model.safetensors")
+    with pytest.raises(SystemExit, match=r"model\.safetensors: .*fc\.weight: 3072 of its 3072 numbers are NaN") as told:
         export(verb, folder)
     assert "\n" not in str(told.value)
-    assert str(told.value).count(str(folder)) == 1  # and not one message inside of another
+    (folder / "config.json").unlink()
+    with pytest.raises(SystemExit, match=r"draft: not a draft folder: has no config\.json with the field draft"):
+        export(verb, folder)
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -179,6 +163,7 @@ OTHER_LAYERS, WINDOW = {"layers": [1, 2, 3]}, {"sliding_window": 64}
             "target: model_type: olmo2: OpenVINO finds the outputs of layers",
         ),
         ("openvino", EAGLE3_TARGETS["phi3-partial"], OTHER_LAYERS, [], r"partial_rotary_factor: 0\.5: .* OpenVINO turns whole"),
+        ("onnx", TARGET, {}, [], "--layout: onnx: .*have no such layout; it has gguf, openvino, speculators"),
         ("speculators", TARGET, {}, ["--context", "65"], "--context: 65: the layout speculators has the draft's own"),
     ],
 )
@@ -193,10 +178,8 @@ def test_what_a_program_cannot_represent_is_refused(
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
+def test_a_missing_name_and_a_taken_one_are_refused(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    with pytest.raises(SystemExit, match=r"--layout: onnx: .*have no such layout; it has gguf, openvino, speculators"):
-        export(verb, folder, "onnx")
     with pytest.raises(SystemExit, match=r"--out: missing; the layout gguf has weights of its own: name what to write"):
         verb("export", folder, "--layout", "gguf")
     write_text(tmp_path / "exported/mine.txt", "mine")

@@ -165,14 +165,11 @@ def test_every_byte_and_a_card_arrive(
     assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B-Preview", glide_path=draft)'
     assert ('revision="v2"' in body) is (revision == "v2")
     verb("push", final_draft, "--repo", "me/draft", *options)  # a second time: the repository is there
-
-
-def test_a_public_repository_takes_nothing_private(final_draft: Path, verb: Verb, hub: Hub) -> None:
-    verb("push", final_draft, "--repo", "me/draft")
-    before = dict(hub.repositories["me/draft"].branches["main"])
-    with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
-        verb("push", final_draft, "--repo", "me/draft", "--private")
-    assert hub.repositories["me/draft"].branches == {"main": before}
+    before = dict(repository.branches[revision])
+    if not private:
+        with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
+            verb("push", final_draft, "--repo", "me/draft", "--private")
+    assert repository.branches[revision] == before
 
 
 def test_what_is_refused_leaves_nothing_on_the_hub(

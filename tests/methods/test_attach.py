@@ -108,18 +108,12 @@ def test_the_contract_of_the_classes(target_path: str, tmp_path: Path) -> None:
 
 
 def test_another_targets_draft_is_refused_field_by_field(tmp_path: Path) -> None:
-    draft = str(tmp_path / "draft")
+    draft, path = str(tmp_path / "draft"), save_target("qwen2-yarn", tmp_path / "other")
     save_draft(save_target("qwen2", tmp_path / "qwen2"), Path(draft))
-    fields = {
-        "llama": r"model_type: 'qwen2', this target has 'llama'",
-        "qwen2-yarn": r"rope_parameters: .*'default'.*, this target has .*'yarn'",
-        "qwen3": r"model_type: 'qwen2', this target has 'qwen3'",
-    }
-    for name, message in fields.items():
-        path = save_target(name, tmp_path / name)
-        for given in (draft, f"{draft}/model.safetensors"):
-            with pytest.raises(ValueError, match=rf"draft/config\.json: made for another target: .*{message}"):
-                attach(path, given)
+    message = r"draft/config\.json: made for another target: .*rope_parameters: .*'default'.*, this target has .*'yarn'"
+    for given in (draft, f"{draft}/model.safetensors"):
+        with pytest.raises(ValueError, match=message):
+            attach(path, given)
 
 
 def test_an_unused_tensor_is_held_to_its_shape(tmp_path: Path) -> None:

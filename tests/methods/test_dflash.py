@@ -160,13 +160,6 @@ def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
     assert int(evenly.counts["blocks"]) == 2
 
 
-def test_a_target_without_its_parts_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^recipe\.method\.mask_token: 97: the target has tokens 0 to 96$"):
-        make(mask_token=VOCABULARY)
-    with pytest.raises(ValueError, match=r"^recipe\.method\.layers: \[1, 4\]: the target has layers 0 to 3$"):
-        make(layers=(1, 4))
-
-
 B, S, W = 2, 20, 4
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from longspec.methods.eagle3.method import METHOD
@@ -75,12 +75,20 @@ def made(golden: Golden, draft: str, attention: str) -> Eagle3Trainer:
     return golden.trainer(METHOD, settings, draft, attention)
 
 
-def teacher_of(made: Eagle3Trainer, ids_S: Tensor) -> tuple[Tensor, Tensor]:
+def teacher_of(made: Any, ids_S: Tensor) -> tuple[Tensor, Tensor]:
     """Of each token [S]: entropy of the next one over the draft vocabulary, and whether the likeliest one lies in it."""
     logits_ST = made.states.target(ids_S[None], attention_backend=EAGER).logits[0]
-    ids_V = made.draft_model.ids_V
+    ids_V = torch.arange(logits_ST.shape[-1]) if made.draft_model.ids_V is None else made.draft_model.ids_V
     p_SV = logits_ST[:, ids_V].softmax(-1)
     return -(p_SV * p_SV.log()).sum(-1), torch.isin(logits_ST.argmax(-1), ids_V)
+
+
+def check_gradients(layer: nn.Module, loss: Tensor, wanted: dict[str, Tensor], tolerance: float) -> None:
+    """Every weight's, to a part of its norm."""
+    names, parameters = zip(*layer.named_parameters(), strict=True)
+    assert set(names) == set(wanted)
+    for name, got in zip(names, torch.autograd.grad(loss, parameters), strict=True):
+        assert (got - wanted[name]).norm() <= tolerance * wanted[name].norm(), name
 
 
 @pytest.mark.parametrize("number", ["0", "1"])
@@ -103,8 +111,4 @@ def test_logits_losses_and_gradients_are_theirs(golden: Golden, draft: str, made
     assert counts_S.sum() == document["count"]
     weights = sum(settings.decay**step for step in range(settings.steps))
     torch.testing.assert_close(loss - weights * entropy_S[counts_S].mean(), document["loss"], rtol=1e-5, atol=0)
-    names, parameters = zip(*layer.named_parameters(), strict=True)
-    wanted = golden.below(draft, number, "gradient")
-    assert set(names) == set(wanted)
-    for name, got in zip(names, torch.autograd.grad(loss, parameters), strict=True):
-        assert (got - wanted[name]).norm() <= 1e-5 * wanted[name].norm(), name
+    check_gradients(layer, loss, golden.below(draft, number, "gradient"), 1e-5)

@@ -48,7 +48,6 @@ LLAMA3 = YARN | {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_facto
     "rope",
     [
         {"rope_type": "default", "rope_theta": 500, "partial_rotary_factor": 1.0, "factor": None},
-        {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
         YARN | {"beta_fast": 32, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0},
         LLAMA3,
     ],

@@ -48,8 +48,8 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
     origin: its source, commit and files, for config.json; recipe: of the stage that begins with it, which must be of such a
     draft. Raises ValueError that names what cannot be represented, and keys of the recipe that say otherwise.
     """
-    of_folder = {"path": str(target), "source": str(target), "files": describe_files(target, tokenizer_files(target))}
-    manifest = of_folder if target.is_dir() else read_json_object(target)
+    manifest: dict[str, Any] = {"path": str(target), "source": str(target)}
+    manifest |= {"files": describe_files(target, tokenizer_files(target))} if target.is_dir() else read_json_object(target)
     target_path, tokenizer = manifest["path"], tokenizer_hash(manifest.get("files", {}))
     method, state, settings = read_draft(folder, target_path)
     config = read_target_config(target_path)

@@ -43,8 +43,8 @@ COUNTS = {
 }
 MOST_LAYERS = 8  # of a draft
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-OF_DFLASH = ("depth", "block_size", "mask_token", "tied_k_norm")
-SAME = ("recipe.method", ("layers", "vocabulary", *OF_DFLASH, "sliding_window", *SHAPE))
+OWN = ("depth", "block_size", "mask_token", "tied_k_norm", "sliding_window")
+SAME = ("recipe.method", ("layers", "vocabulary", *OWN, *SHAPE))
 DECAY, D_PACE = "decay", "d_pace"
 Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
 BlockSize = Annotated[Whole, Field(ge=2, le=64)]
