@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Qwen3Config
 
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
-from longspec.config import compose, load, to_yaml
-from longspec.config.schema import Recipe
+from longspec.config import compose, to_yaml
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.method import METHOD
 from tests.draft.conftest import Verb
@@ -212,7 +211,6 @@ def test_the_final_folder_is_the_draft_with_its_tokenizer_and_origin(verb: Verb,
     assert set(files_to_push(folder)) == set(files_below(tmp_path / "draft")) | added
     assert {"model.safetensors", "config.json", "custom_generate/generate.py"} <= set(files_below(tmp_path / "draft"))
     assert METHOD.stored_settings(folder) == METHOD.stored_settings(tmp_path / "draft")
-    assert load(tmp_path / "base/recipe.yaml", Recipe).method.name == "eagle3"
     assert load_file(export(verb, folder) / "model.safetensors").keys() == {n.replace("midlayer", "layers.0") for n in SHAPES}
 
 

@@ -295,8 +295,3 @@ def test_a_vocabulary_goes_one_way(recipe: Any, trainer: Any, states: TargetStat
     proposes_all = own and recipe.method.vocabulary is None
     drafter = methods.drafter(method.name, states.target, trainer.draft_model, settings, vocabulary)
     assert drafter.proposed == (None if proposes_all else len(IDS))
-
-
-def test_soft_labels_are_told(recipe: Any) -> None:
-    told = {"hard": False, "soft": True, "mix": True}
-    assert methods.soft_labels(recipe) is told[recipe.draft.get("loss", recipe.draft.get("labels", "soft"))]

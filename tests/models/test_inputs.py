@@ -1,13 +1,16 @@
 """What a forward refuses, and by which name."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from longspec.config import compose
 from longspec.families import position_limit
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.trainer import LlamaGlide, Qwen2Glide
+from longspec.states.declaration import checked_config
 from tests.targets import TARGETS, save_target
 
 IDS = torch.arange(12).reshape(2, 6)
@@ -44,6 +47,12 @@ def test_a_class_refuses_another_family(tmp_path: Any) -> None:
     for family in (LlamaGlide, Qwen2Glide):
         with pytest.raises(ValueError, match=f"model_type 'qwen3' is not supported by {family.__name__}"):
             family.from_pretrained(path)
+
+
+def test_rows_longer_than_the_targets_positions_are_refused(tmp_path: Path) -> None:
+    recipe = compose("train", ["run=demo", "variant=base", "stage=base", "recipe.data.sequence_length=4097"]).recipe
+    with pytest.raises(ValueError, match=r"^recipe\.data\.sequence_length: 4097 tokens are more than the target.s 4096"):
+        checked_config(save_target("qwen2", tmp_path), recipe)
 
 
 def test_positions_reach_as_far_as_yarn_stretches_them() -> None:
