@@ -79,7 +79,8 @@ class DraftVocabulary:
 
         tokenizer: the hash of the target's, where it is known; the number of tokens says little.
         """
-        check_size(path, self.size, size, source)
+        if self.size != size:
+            raise ValueError(f"{path}: size: of a target of {self.size} tokens, {source} has {size}; {GIVE_OWN}")
         if tokenizer is not None:
             self.check_tokenizer(path, tokenizer, source)
 
@@ -94,12 +95,6 @@ class DraftVocabulary:
     def write(self, path: Path) -> None:
         """Write the file, whole or not at all."""
         write_json(path, {"ids": list(self.ids), "size": self.size, "tokenizer": self.tokenizer, "coverage": self.coverage})
-
-
-def check_size(path: object, own: int, size: int, source: object) -> None:
-    """Raise ValueError when a draft vocabulary was chosen from another number of tokens than a target, `source`, has."""
-    if own != size:
-        raise ValueError(f"{path}: size: of a target of {own} tokens, {source} has {size}; {GIVE_OWN}")
 
 
 def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabulary:

@@ -5,7 +5,6 @@ engine loads the drafts of a method, the method's settings say (SERVED).
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 OURS, VLLM, LLAMA_CPP, OPENVINO = "longspec", "vllm", "llama.cpp", "openvino"
 
@@ -45,10 +44,6 @@ class Served:
     kind: str
     layout: str | None = None
     windows: bool = True
-
-    def folder(self, draft: Path) -> Path:
-        """Return what is loaded of a draft folder: itself, or that of the layout in it."""
-        return draft / (self.layout or "")
 
 
 ENGINES = {

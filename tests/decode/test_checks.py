@@ -13,9 +13,8 @@ from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
-from longspec.methods.eagle3.drafter import Eagle3Drafter
 from longspec.methods.glide.drafter import GlideDrafter
-from tests.decode.models import DEPTHS, SHAPE, make_drafter, make_eagle3, make_layer, make_target
+from tests.decode.models import DEPTHS, SHAPE, make_drafter, make_layer, make_target
 
 
 def doors(target: Any, drafter: Any, prompt: list[int]) -> list[Any]:
@@ -97,19 +96,6 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
         generate(target, torch.tensor([[1, 2]]), draft=None, max_new_tokens=3, streamer=Silent())  # type: ignore[arg-type]
     left_behind.layer.to(target.device, target.dtype)  # as the message says
     assert speculate(target, left_behind, [[1, 2]], max_new_tokens=3).rows[0].ids
-
-
-def test_an_eagle3_draft_of_another_target_is_refused() -> None:
-    """By a target with 3 layers, 32 wide, of 61 tokens."""
-    target = make_target(0, **DEPTHS["eagle3"])
-    faults: list[tuple[dict[str, int], tuple[int, ...] | None, str]] = [
-        ({"hidden_size": 16}, None, "draft: its layer has hidden_size 16, the target 32"),
-        ({"vocab_size": 80}, (3, 70), "draft: proposes tokens of 80, the target has 61"),
-    ]
-    for shape, ids, message in faults:
-        other = make_eagle3(make_target(0, **DEPTHS["eagle3"] | shape), ids=ids)
-        with pytest.raises(ValueError, match=message):
-            speculate(target, Eagle3Drafter(target, other.layer, other.settings), [[1, 2]], max_new_tokens=3)
 
 
 def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:

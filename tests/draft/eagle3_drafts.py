@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from omegaconf import OmegaConf
+from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, PretrainedConfig
 
@@ -36,6 +37,24 @@ SHAPE: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 TARGET = LlamaConfig(**SHAPE)
+# As vLLM's load_weights of llama_eagle3.py takes them: shapes of TARGET, 8 draft tokens.
+SHAPES = {
+    "midlayer.self_attn.q_proj.weight": (48, 64),
+    "midlayer.self_attn.k_proj.weight": (24, 64),
+    "midlayer.self_attn.v_proj.weight": (24, 64),
+    "midlayer.self_attn.o_proj.weight": (32, 48),
+    "midlayer.mlp.gate_proj.weight": (48, 32),
+    "midlayer.mlp.up_proj.weight": (48, 32),
+    "midlayer.mlp.down_proj.weight": (32, 48),
+    "midlayer.input_layernorm.weight": (32,),
+    "midlayer.hidden_norm.weight": (32,),
+    "midlayer.post_attention_layernorm.weight": (32,),
+    "fc.weight": (32, 96),
+    "norm.weight": (32,),
+    "lm_head.weight": (8, 32),
+    "d2t": (8,),
+    "t2d": (97,),
+}
 
 
 @cache
@@ -75,3 +94,12 @@ def make_draft(folder: Path, config: PretrainedConfig = TARGET, **method: Any) -
     published = METHOD.published(random_state(config, recipe), settings)
     write_draft(folder / "draft", published, draft_config(str(target), recipe, vocabulary))
     return folder / "draft"
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Put a tokenizer of as many tokens as the target has into a folder."""
+    letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
+    tokenizer = Tokenizer(models.BPE(letters, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write_json(folder / "tokenizer_config.json", {"eos_token": "&"})

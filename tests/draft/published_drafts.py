@@ -99,11 +99,10 @@ def speculators(folder: Path, found: dict[str, Tensor], **fields: Any) -> Path:
         save_file({name: own[name].contiguous() for name in inside}, folder / file)
     where = {name: file for file, inside in parts.items() for name in inside}
     write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": where})
-    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
     config = {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",
-        "speculators_config": {"algorithm": "eagle3", "proposal_methods": [proposal], "verifier": {"name_or_path": "target"}},
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "target"}},
         "transformer_layer_config": LAYER,
         "draft_vocab_size": len(own["lm_head.weight"]),
         "norm_before_residual": True,

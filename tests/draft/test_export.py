@@ -1,6 +1,5 @@
-"""The layout of the package `speculators`, and the final folder of an EAGLE-3 run on its way to the hub."""
+"""The layouts of the package `speculators` and for OpenVINO, and the final folder of an EAGLE-3 run on its way to the hub."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,40 +10,16 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, Qwen3Config
 
 from longspec.atomic_files import describe_files, files_below, read_json, write_json, write_text
-from longspec.config import compose, load, to_yaml
-from longspec.config.schema import Recipe
+from longspec.config import compose, to_yaml
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.methods.eagle3.method import METHOD
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import SHAPE, make_draft
-from tests.targets import LLAMA3
-
-# Taken down from what speculators 0.9.0 saved (Eagle3DraftModel.save_pretrained, a Llama of these shapes with fc_norm), less
-# embed_tokens.weight, which it takes of its verifier where a file has none.
-THEIRS = {
-    "d2t": (torch.int64, (8,)),
-    "fc.weight": (torch.float32, (32, 96)),
-    "fc_norm.0.weight": (torch.float32, (32,)),
-    "fc_norm.1.weight": (torch.float32, (32,)),
-    "fc_norm.2.weight": (torch.float32, (32,)),
-    "layers.0.hidden_norm.weight": (torch.float32, (32,)),
-    "layers.0.input_layernorm.weight": (torch.float32, (32,)),
-    "layers.0.mlp.down_proj.weight": (torch.float32, (32, 48)),
-    "layers.0.mlp.gate_proj.weight": (torch.float32, (48, 32)),
-    "layers.0.mlp.up_proj.weight": (torch.float32, (48, 32)),
-    "layers.0.post_attention_layernorm.weight": (torch.float32, (32,)),
-    "layers.0.self_attn.k_proj.weight": (torch.float32, (24, 64)),
-    "layers.0.self_attn.o_proj.weight": (torch.float32, (32, 48)),
-    "layers.0.self_attn.q_proj.weight": (torch.float32, (48, 64)),
-    "layers.0.self_attn.v_proj.weight": (torch.float32, (24, 64)),
-    "lm_head.weight": (torch.float32, (8, 32)),
-    "norm.weight": (torch.float32, (32,)),
-    "t2d": (torch.bool, (97,)),
-}
+from tests.draft.eagle3_drafts import SHAPE, SHAPES, TARGET, make_draft, write_tokenizer
+from tests.targets import EAGLE3_TARGETS, LLAMA3
 
 
-def export(verb: Verb, folder: Path, layout: str = "speculators") -> Path:
-    verb("export", folder, "--layout", layout, "--out", folder.parent / "exported")
+def export(verb: Verb, folder: Path, layout: str = "speculators", *more: str) -> Path:
+    verb("export", folder, "--layout", layout, "--out", folder.parent / "exported", *more)
     return folder.parent / "exported"
 
 
@@ -53,7 +28,11 @@ def test_names_shapes_and_numbers_are_those_of_speculators(verb: Verb, tmp_path:
     out = export(verb, folder)
     assert files_below(out) == ["config.json", "model.safetensors"]
     found, own = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
-    assert {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in found.items()} == THEIRS
+    # As speculators 0.9.0 saved them (Eagle3DraftModel.save_pretrained), less embed_tokens, which it takes of its verifier.
+    theirs = SHAPES | {f"fc_norm.{number}.weight": (32,) for number in range(3)}
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == {
+        name.replace("midlayer.", "layers.0."): shape for name, shape in theirs.items()
+    }
     assert all(torch.equal(tensor, own[name.replace("layers.0", "midlayer")]) for name, tensor in found.items())
 
 
@@ -91,38 +70,117 @@ def test_the_configuration_is_that_of_speculators(verb: Verb, tmp_path: Path) ->
     assert (layer.layer_types, layer.sliding_window) == (["sliding_attention"], 64)
 
 
-def spoil_weights(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    tensors["fc.weight"][0, 0] = torch.nan
-    save_file(tensors, folder / "model.safetensors")
+def test_tensors_and_layers_are_those_that_openvino_reads(verb: Verb, tmp_path: Path) -> None:
+    """As optimum-intel's class LlamaEagle3ForCausalLM has them, less embed_tokens. A window as wide as the texts is none."""
+    folder = make_draft(tmp_path, sliding_window=64)
+    out = export(verb, folder, "openvino", "--dtype", "f16", "--context", "64")
+    assert files_below(out) == ["config.json", "model.safetensors"]
+    found, own = load_file(out / "model.safetensors"), load_file(folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in found.items()} == SHAPES
+    assert all(torch.equal(tensor, own[name].to(tensor.dtype)) for name, tensor in found.items())
+    assert (found["fc.weight"].dtype, found["d2t"].dtype) == (torch.float16, torch.int64)
+    config = read_json(out / "config.json")
+    assert config["hidden_layers_list"] == [1, 3, 5], "outputs, of layers 2, 4 and 6 the inputs"
+    assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 8)
+    layer = LlamaConfig(**config)
+    for name in ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "rms_norm_eps", "max_position_embeddings"):
+        assert getattr(layer, name) == SHAPE[name]
+    assert not {"draft", "sliding_window"} & config.keys(), "a folder for another program, not a draft's"
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (spoil_weights, r"model\.safetensors: .*fc\.weight: 1 of its 3072 numbers are NaN"),
-        (lambda folder: (folder / "config.json").write_text("{"), r"config\.json: line 1: not valid JSON"),
-        (
-            lambda folder: (folder / "config.json").unlink(),
-            r"draft: not a draft folder: has no config\.json with the field draft",
-        ),
-    ],
-)
-def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path, spoil: Callable[[Path], Any], message: str) -> None:
+def test_for_openvino_a_draft_of_all_tokens_has_both_tensors_too(verb: Verb, tmp_path: Path) -> None:
+    found = load_file(export(verb, make_draft(tmp_path, vocabulary=None), "openvino") / "model.safetensors")
+    assert found.keys() == SHAPES.keys()
+    assert found["d2t"].tolist() == [0] * 97
+    assert found["t2d"].all()
+
+
+def test_a_damaged_folder_leaves_nothing(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    spoil(folder)
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match=message) as told:
+    tensors, before = load_file(folder / "model.safetensors"), sorted(tmp_path.iterdir())
+    save_file(tensors | {"fc.weight": tensors["fc.weight"].fill_(torch.nan)}, folder / "model.safetensors")
+    with pytest.raises(SystemExit, match=r"model\.safetensors: .*fc\.weight: 3072 of its 3072 numbers are NaN") as told:
         export(verb, folder)
     assert "\n" not in str(told.value)
-    assert str(told.value).count(str(folder)) == 1  # and not one message inside of another
+    (folder / "config.json").unlink()
+    with pytest.raises(SystemExit, match=r"draft: not a draft folder: has no config\.json with the field draft"):
+        export(verb, folder)
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_neither_an_unknown_layout_nor_a_taken_name(verb: Verb, tmp_path: Path) -> None:
+OTHER_LAYERS, WINDOW = {"layers": [1, 2, 3]}, {"sliding_window": 64}
+
+
+@pytest.mark.parametrize(
+    ("layout", "target", "method", "options", "message"),
+    [
+        (
+            "gguf",
+            TARGET,
+            {"fc_norm": True},
+            [],
+            r"/config\.json: recipe\.method\.fc_norm: true: llama\.cpp has no place",
+        ),
+        (
+            "gguf",
+            TARGET,
+            {"norm_output": True},
+            [],
+            r"recipe\.method\.norm_output: true: llama\.cpp has no place for it",
+        ),
+        ("gguf", TARGET, WINDOW, [], r"sliding_window: 64: drafts see all of a text in llama\.cpp, here texts of any length"),
+        ("gguf", TARGET, WINDOW, ["--context", "65"], r"here 65 tokens; keep to texts of 64 tokens \(of an evaluation"),
+        (
+            "gguf",
+            TARGET,
+            {},
+            ["--dtype", "q8_0"],
+            r"--dtype: q8_0: blk\.0\.ffn_down\.weight has rows of 48 numbers",
+        ),
+        ("openvino", TARGET, {"norm_before_residual": True}, [], r"norm_before_residual: true: OpenVINO has no place for it"),
+        (
+            "openvino",
+            TARGET,
+            {"norm_before_fc": True},
+            [],
+            r"norm_before_fc: true: OpenVINO has no place for it",
+        ),
+        (
+            "openvino",
+            TARGET,
+            {"layers": [0, 4, 6]},
+            [],
+            r"layers: \[0, 4, 6\]: OpenVINO reads outputs of layers",
+        ),
+        ("openvino", TARGET, WINDOW, ["--context", "65"], "sliding_window: 64: drafts see all of a text in OpenVINO, here 65"),
+        ("openvino", TARGET, {}, ["--dtype", "q8_0"], "q8_0: is unknown to the layout openvino; give one of f32, f16, bf16"),
+        (
+            "openvino",
+            EAGLE3_TARGETS["olmo2"],
+            OTHER_LAYERS,
+            [],
+            "target: model_type: olmo2: OpenVINO finds the outputs of layers",
+        ),
+        ("openvino", EAGLE3_TARGETS["phi3-partial"], OTHER_LAYERS, [], r"partial_rotary_factor: 0\.5: .* OpenVINO turns whole"),
+        ("onnx", TARGET, {}, [], "--layout: onnx: .*have no such layout; it has gguf, openvino, speculators"),
+        ("speculators", TARGET, {}, ["--context", "65"], "--context: 65: the layout speculators has the draft's own"),
+    ],
+)
+def test_what_a_program_cannot_represent_is_refused(
+    verb: Verb, tmp_path: Path, layout: str, target: Any, method: dict[str, Any], options: list[str], message: str
+) -> None:
+    folder = make_draft(tmp_path, target, **method)
+    write_tokenizer(folder)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match=message):
+        export(verb, folder, layout, *options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_missing_name_and_a_taken_one_are_refused(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    with pytest.raises(SystemExit, match=r"--layout: onnx: .*have no such layout; it has gguf, openvino, speculators"):
-        export(verb, folder, "onnx")
+    with pytest.raises(SystemExit, match=r"--out: missing; the layout gguf has weights of its own: name what to write"):
+        verb("export", folder, "--layout", "gguf")
     write_text(tmp_path / "exported/mine.txt", "mine")
     with pytest.raises(SystemExit, match=r"--out: .*exported: is there already; give another name, or remove it"):
         export(verb, folder)
@@ -153,8 +211,7 @@ def test_the_final_folder_is_the_draft_with_its_tokenizer_and_origin(verb: Verb,
     assert set(files_to_push(folder)) == set(files_below(tmp_path / "draft")) | added
     assert {"model.safetensors", "config.json", "custom_generate/generate.py"} <= set(files_below(tmp_path / "draft"))
     assert METHOD.stored_settings(folder) == METHOD.stored_settings(tmp_path / "draft")
-    assert load(tmp_path / "base/recipe.yaml", Recipe).method.name == "eagle3"
-    assert load_file(export(verb, folder) / "model.safetensors").keys() == {n for n in THEIRS if "fc_norm" not in n}
+    assert load_file(export(verb, folder) / "model.safetensors").keys() == {n.replace("midlayer", "layers.0") for n in SHAPES}
 
 
 @pytest.mark.parametrize(("window", "revision"), [(None, "main"), (64, "v2")])

@@ -1,4 +1,4 @@
-"""Draft folders from checkpoints; of the target nothing is read but its config.json."""
+"""Draft folders from checkpoints, of whose target nothing is read but its config.json, and their files."""
 
 import json
 from pathlib import Path
@@ -11,9 +11,11 @@ from torch import Tensor
 
 from longspec.atomic_files import describe_files, read_json, sha256_file, write_json
 from longspec.config import compose, yaml_files
+from longspec.draft.folder import write_draft
 from longspec.draft.trained import Checkpoint
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.glide.layer import UNUSED, GlideLayer
+from longspec.methods.draft_files import draft_weights_file, write_draft_manifest
+from longspec.methods.glide.layer import UNUSED, GlideLayer, published_layout
 from longspec.train.checkpoint import checkpoint_dir, save_load
 from tests.draft.conftest import CONFIG, Verb
 
@@ -45,9 +47,8 @@ def write_stage(folder: Path, state: dict[str, Tensor], ranks: int) -> Path:
     return slot
 
 
-@pytest.mark.parametrize(("source", "draft"), [("checkpoint.json", "draft"), ("checkpoints/last", "draft-last")])
 def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
-    tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch, source: str, draft: str
+    tmp_path: Path, verb: Verb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A torn runtime.yaml is not taken for what a finished stage was run by."""
     torch.manual_seed(3)
@@ -56,24 +57,24 @@ def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
     slot = write_stage(stage, state, 3)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match=r"models/demo/target_manifest\.json: no such file; make it first"):
-        verb("extract", stage / source)
+        verb("extract", stage / "checkpoint.json")
     CONFIG.save_pretrained(tmp_path / "target")
     (tmp_path / "target/tokenizer.json").write_text("{}")
     write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
-    (stage / "runtime.yaml").write_text("micro_batch: 3\n" if "last" in source else "micro_batch: 3\nlog_target_loss: tru")
-    verb("extract", stage / source)
-    config = read_json(stage / draft / "config.json")
+    (stage / "runtime.yaml").write_text("micro_batch: 3\nlog_target_loss: tru")
+    verb("extract", stage / "checkpoint.json")
+    config = read_json(stage / "draft" / "config.json")
     assert config["num_parameters"] == sum(tensor.numel() for tensor in state.values())
     assert (config["stage"], config["settings"]["lag"], config["target"]["hidden_size"]) == ("base", 3, 32)
-    assert (stage / draft / "tokenizer.json").read_text() == "{}"
-    told = yaml_files.read(stage / draft / "training_config.yaml")["base"]
+    assert (stage / "draft" / "tokenizer.json").read_text() == "{}"
+    told = yaml_files.read(stage / "draft" / "training_config.yaml")["base"]
     assert (told["recipe"]["draft"]["lag"], told["runtime"]) == (3, {"micro_batch": 3})
-    written = load_file(stage / draft / "model.safetensors")
+    written = load_file(stage / "draft" / "model.safetensors")
     assert written.keys() - UNUSED == state.keys()
     assert all(torch.equal(written[name], tensor) for name, tensor in state.items())
     (slot / save_load.shard_name(1)).rename(tmp_path / "elsewhere")
     with pytest.raises(SystemExit, match=r"rank_00001\.safetensors: missing"):
-        verb("extract", stage / source)
+        verb("extract", stage / "checkpoint.json")
 
 
 def test_another_checkpoint_than_the_stages_last_is_refused(tmp_path: Path) -> None:
@@ -91,3 +92,43 @@ def test_another_vocabulary_than_the_trained_one_is_refused(tmp_path: Path) -> N
     Checkpoint(path).check_vocabulary(Path("v.json"), trained)
     with pytest.raises(ValueError, match=r"v\.json: ids: are not those"):
         Checkpoint(path).check_vocabulary(Path("v.json"), other)
+
+
+PROJECTIONS = [f"{kind}_proj.{part}" for kind in "qkv" for part in ("weight", "bias")] + ["o_proj.weight"]
+PUBLISHED = {
+    *(f"{attention}.{name}" for attention in ("self_attn", "cross_attn") for name in PROJECTIONS),
+    *(f"mlp.{kind}_proj.weight" for kind in ("gate", "up", "down")),
+    "input_layernorm.weight",
+    "post_self_attention_layernorm.weight",
+    "post_cross_attention_layernorm.weight",
+}
+
+
+@pytest.fixture
+def layer() -> GlideLayer:
+    return GlideLayer(CONFIG)
+
+
+def test_files_have_exactly_the_published_names(layer: GlideLayer, tmp_path: Path) -> None:
+    write_draft(tmp_path / "draft", published_layout(layer.state_dict()), {"stage": "base"})
+    pth = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
+    assert set(pth) == PUBLISHED == set(load_file(tmp_path / "draft/model.safetensors"))
+    assert pth["cross_attn.k_proj.weight"].shape == (16, 32)
+    assert json.loads((tmp_path / "draft/config.json").read_text())["stage"] == "base"
+
+
+def test_a_folder_that_differs_from_its_manifest_is_refused(layer: GlideLayer, tmp_path: Path) -> None:
+    """A stage's draft: damaged, it would be trained on and published. Made anew, it has another manifest or none."""
+    folder, published = tmp_path / "draft", published_layout(layer.state_dict())
+    write_draft(folder, published, {"stage": "base"})
+    write_draft_manifest(folder)
+    assert draft_weights_file(folder) == folder / "model.safetensors"
+    for name in ("config.json", "draft_model_weights.pth", "model.safetensors"):
+        before = (folder / name).read_bytes()
+        (folder / name).write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+        with pytest.raises(ValueError, match=rf"{name}: its SHA-256 differs .* again after: rm -r {folder}$"):
+            draft_weights_file(folder)
+        (folder / name).write_bytes(before)
+        draft_weights_file(folder)
+    write_draft(folder, published, {"stage": "long"})
+    draft_weights_file(folder)

@@ -9,11 +9,9 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
 
-from longspec.atomic_files import write_json
 from tests.draft.conftest import Verb
-from tests.draft.eagle3_drafts import IDS, SHAPE, TARGET, make_draft
+from tests.draft.eagle3_drafts import IDS, TARGET, make_draft, write_tokenizer
 from tests.methods import test_dflash_files as dflash
 
 # Of a draft 32 wide with 4 heads of 12, 2 key/value heads and 8 tokens; rows first.
@@ -35,33 +33,21 @@ ASKED_FOR = {
 }
 
 
-def draft(place: Path, **method: Any) -> Path:
-    """A draft folder of EAGLE-3."""
-    return with_tokenizer(make_draft(place, **method))
-
-
-def with_tokenizer(folder: Path) -> Path:
-    """A draft folder with a tokenizer of as many tokens as the target has."""
-    letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
-    tokenizer = Tokenizer(models.BPE(letters, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", {"eos_token": "&"})
-    return folder
-
-
 def export(verb: Verb, folder: Path, *more: str) -> Any:
+    write_tokenizer(folder)
     verb("export", folder, "--layout", "gguf", "--out", folder.parent / "d.gguf", *more)
     return gguf.GGUFReader(folder.parent / "d.gguf")
 
 
 def test_tensors_and_keys_are_those_that_llama_cpp_loads(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(tmp_path, norm_before_residual=True)
-    reader = export(verb, folder, "--dtype", "f32")
+    """A window as wide as the texts is none."""
+    folder = make_draft(tmp_path, norm_before_residual=True, sliding_window=64)
+    reader = export(verb, folder, "--dtype", "f32", "--context", "64")
     found = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     assert {name: array.shape for name, array in found.items()} == ASKED_FOR
     keys = {name: field.contents() for name, field in reader.fields.items()}
     assert keys["general.architecture"] == "eagle3"
+    assert not [name for name in keys if "window" in name]
     assert [keys[f"eagle3.{name}"] for name in ("target_layers", "target_hidden_size", "block_count")] == [[2, 4, 6], 32, 1]
     assert (keys["eagle3.norm_before_residual"], keys["eagle3.norm_before_fc"]) == (True, False)
     heads = ("attention.head_count", "attention.head_count_kv", "attention.key_length", "rope.dimension_count")
@@ -80,7 +66,7 @@ def test_tensors_and_keys_are_those_that_llama_cpp_loads(verb: Verb, tmp_path: P
 
 
 def test_a_norm_before_fc_and_a_draft_of_all_tokens(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(tmp_path, norm_before_fc=True, vocabulary=None)
+    folder = make_draft(tmp_path, norm_before_fc=True, vocabulary=None)
     reader = export(verb, folder)
     found = {tensor.name: tensor for tensor in reader.tensors}
     assert found.keys() == ASKED_FOR.keys() - {"d2t"} | {"enc.output_norm.weight"}
@@ -97,7 +83,7 @@ def test_a_dflash_draft_has_its_layers_norms_and_its_block(verb: Verb, tmp_path:
     reduced = {} if window is None else dflash.REDUCED
     settings = replace(dflash.SETTINGS, sliding_window=window, tied_k_norm=False, **reduced)
     dflash.write(tmp_path / "draft", str(tmp_path / "target"), settings)
-    reader = export(verb, with_tokenizer(tmp_path / "draft"), "--dtype", "f32")
+    reader = export(verb, tmp_path / "draft", "--dtype", "f32")
     keys = {name.removeprefix("dflash."): field.contents() for name, field in reader.fields.items()}
     wanted = {"block_count": 2, "block_size": 6, "target_layers": [1, 4, 6], "tokenizer.ggml.mask_token_id": 90}
     wanted |= {"general.architecture": "dflash", "attention.causal": window is not None}
@@ -116,46 +102,3 @@ def test_a_dflash_draft_has_its_layers_norms_and_its_block(verb: Verb, tmp_path:
     assert found.keys() == {f"{name}.weight" for name in names.values()}
     for ours, name in names.items():
         assert np.array_equal(found[f"{name}.weight"], own[f"{ours}.weight"].float().numpy()), name
-
-
-@pytest.mark.parametrize(
-    ("method", "options", "message"),
-    [
-        (
-            {"fc_norm": True},
-            [],
-            r"draft/config\.json: recipe\.method\.fc_norm: true: llama\.cpp has no place for it; train with",
-        ),
-        ({"norm_output": True}, [], r"recipe\.method\.norm_output: true: llama\.cpp has no place for it"),
-        (
-            {"sliding_window": 64},
-            [],
-            r"recipe\.method\.sliding_window: 64: drafts see all of a text in llama\.cpp, here texts of",
-        ),
-        ({"sliding_window": 64}, ["--context", "65"], r"here 65 tokens; keep to texts of 64 tokens \(of an evaluation"),
-        (
-            {},
-            ["--dtype", "q8_0"],
-            r"--dtype: q8_0: blk\.0\.ffn_down\.weight has rows of 48 numbers, which is no multiple of 32",
-        ),
-    ],
-)
-def test_what_llama_cpp_cannot_represent_is_refused(
-    verb: Verb, tmp_path: Path, method: dict[str, Any], options: list[str], message: str
-) -> None:
-    folder = draft(tmp_path, **method)
-    before = sorted(tmp_path.iterdir())
-    with pytest.raises(SystemExit, match=message):
-        export(verb, folder, *options)
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_a_window_as_wide_as_the_texts_is_none(verb: Verb, tmp_path: Path) -> None:
-    reader = export(verb, draft(tmp_path, sliding_window=64), "--context", "64")
-    assert not [name for name in reader.fields if "window" in name]
-
-
-def test_what_to_write_must_be_named(verb: Verb, tmp_path: Path) -> None:
-    folder = draft(tmp_path)
-    with pytest.raises(SystemExit, match=r"--out: missing; the layout gguf has weights of its own: name what to write"):
-        verb("export", folder, "--layout", "gguf")

@@ -165,46 +165,32 @@ def test_every_byte_and_a_card_arrive(
     assert called == 'glide = Qwen2Glide.from_pretrained("Qwen/QwQ-32B-Preview", glide_path=draft)'
     assert ('revision="v2"' in body) is (revision == "v2")
     verb("push", final_draft, "--repo", "me/draft", *options)  # a second time: the repository is there
+    before = dict(repository.branches[revision])
+    if not private:
+        with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
+            verb("push", final_draft, "--repo", "me/draft", "--private")
+    assert repository.branches[revision] == before
 
 
-def test_a_public_repository_takes_nothing_private(final_draft: Path, verb: Verb, hub: Hub) -> None:
-    verb("push", final_draft, "--repo", "me/draft")
-    before = dict(hub.repositories["me/draft"].branches["main"])
-    with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
-        verb("push", final_draft, "--repo", "me/draft", "--private")
-    assert hub.repositories["me/draft"].branches == {"main": before}
+def test_what_is_refused_leaves_nothing_on_the_hub(
+    final_draft: Path, report: Path, verb: Verb, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(message: str, repository: str = "me/draft", *options: object) -> None:
+        with pytest.raises(SystemExit, match=message):
+            verb("push", final_draft, "--repo", repository, *options)
+        assert hub.repositories == {}
 
-
-def test_what_the_hub_refuses_is_told(final_draft: Path, verb: Verb, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match=r"you/draft: .* HF_TOKEN"):
-        verb("push", final_draft, "--repo", "you/draft")
-    monkeypatch.delenv("HF_TOKEN")
-    with pytest.raises(SystemExit, match="HF_TOKEN: not set"):
-        verb("push", final_draft, "--repo", "me/draft")
-    assert hub.repositories == {}
-    monkeypatch.setenv("HF_TOKEN", hub.token)
+    refused(r"you/draft: .* HF_TOKEN", "you/draft")
+    for held, variant in (({"a": {}, "b": {}}, []), ({"a": {"base": {}}}, ["--variant", "a"])):
+        write_json(report, read_json(report) | {"variants": held})
+        refused(r"report\.json: no figures of stage longcot of --variant", "me/draft", "--report", report, *variant)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9/me/draft: "):
-        verb("push", final_draft, "--repo", "me/draft")
-
-
-def test_a_folder_that_is_not_as_it_was_made_is_not_pushed(final_draft: Path, verb: Verb, hub: Hub) -> None:
+    refused(r"http://127\.0\.0\.1:9/me/draft: ")
+    monkeypatch.delenv("HF_TOKEN")
+    refused("HF_TOKEN: not set")
     content = bytearray((final_draft / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (final_draft / "model.safetensors").write_bytes(content)
-    with pytest.raises(SystemExit, match=r"model\.safetensors: its SHA-256 differs"):
-        verb("push", final_draft, "--repo", "me/draft")
+    refused(r"model\.safetensors: its SHA-256 differs")
     (final_draft / "provenance.json").unlink()
-    with pytest.raises(SystemExit, match=r"provenance\.json: no such file"):
-        verb("push", final_draft, "--repo", "me/draft")
-    assert hub.repositories == {}
-
-
-@pytest.mark.parametrize(("held", "options"), [({"a": {}, "b": {}}, []), ({"a": {"base": {}}}, ["--variant", "a"])])
-def test_a_report_of_another_draft_is_refused(
-    final_draft: Path, report: Path, verb: Verb, hub: Hub, held: dict[str, Any], options: list[str]
-) -> None:
-    write_json(report, read_json(report) | {"variants": held})
-    with pytest.raises(SystemExit, match=r"report\.json: no figures of stage longcot of --variant"):
-        verb("push", final_draft, "--repo", "me/draft", "--report", report, *options)
-    assert hub.repositories == {}
+    refused(r"provenance\.json: no such file")

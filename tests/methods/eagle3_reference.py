@@ -50,7 +50,6 @@ class Sums:
     inside: list[int] = field(default_factory=list)
     reached: list[int] = field(default_factory=list)
     agreements: list[int] = field(default_factory=list)
-    past_end: list[int] = field(default_factory=list)  # chains whose token would lie behind the document
 
 
 def turned(x_ND: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
@@ -105,10 +104,9 @@ def document_sums(draft: Draft, text: Text) -> Sums:
     chains = [chain(draft, text, start, feature_SH[start], keys) for start in range(len(feature_SH) - 1)]
     sums = Sums()
     for step in range(draft.steps):
-        loss, inside, reached, agreements, past_end = text.embedded_SH.new_zeros(()), 0, 0, 0, 0
+        loss, inside, reached, agreements = text.embedded_SH.new_zeros(()), 0, 0, 0
         for start, hidden in enumerate(chains):
             token = start + 2 + step  # that is predicted
-            past_end += token >= len(text.labels_S)
             if token >= len(text.labels_S) or text.labels_S[token] == -100:
                 continue
             reached += 1
@@ -122,7 +120,6 @@ def document_sums(draft: Draft, text: Text) -> Sums:
         sums.inside.append(inside)
         sums.reached.append(reached)
         sums.agreements.append(agreements)
-        sums.past_end.append(past_end)
     return sums
 
 

@@ -160,18 +160,6 @@ def test_a_draw_of_anchors_is_the_loss_of_all_in_the_mean(exact: None) -> None:
     assert int(evenly.counts["blocks"]) == 2
 
 
-def test_inputs_are_refused_by_name() -> None:
-    made = make()
-    ids = torch.randint(0, VOCABULARY, (1, 12))
-    positions = torch.arange(12)[None]
-    with pytest.raises(ValueError, match=r"^position_ids: must rise by one from token to token of a document$"):
-        made(ids, ids, position_ids=torch.where(positions > 4, positions + 100, positions))
-    with pytest.raises(ValueError, match=r"^recipe\.method\.mask_token: 97: the target has tokens 0 to 96$"):
-        make(mask_token=VOCABULARY)
-    with pytest.raises(ValueError, match=r"^recipe\.method\.layers: \[1, 4\]: the target has layers 0 to 3$"):
-        make(layers=(1, 4))
-
-
 B, S, W = 2, 20, 4
 
 

@@ -22,7 +22,7 @@ from longspec.methods.dflash.method import METHOD
 from longspec.methods.dflash.settings import Settings
 from longspec.methods.dflash.trainer import DFlashTrainer
 from tests.eager import EAGER
-from tests.methods.test_eagle3_golden import Golden
+from tests.methods.test_eagle3_golden import Golden, check_gradients, teacher_of
 
 FILE = Path(__file__).parents[1] / "golden/dflash/speculators.safetensors"
 K_NORM = "layers.{}.self_attn.k_norm.weight"
@@ -54,16 +54,6 @@ def arguments(row: dict[str, Tensor]) -> dict[str, Any]:
     }
 
 
-def teacher_of(made: DFlashTrainer, row: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Of each token [S]: entropy of the next one over the draft vocabulary, and whether the likeliest one lies in it."""
-    ids_V = made.draft_model.ids_V
-    ids_V = torch.arange(made.states.config.vocab_size) if ids_V is None else ids_V
-    parts = [row["ids"][row["documents"] == number] for number in row["documents"].unique()]
-    logits_ST = torch.cat([made.states.target(part[None], attention_backend=EAGER).logits[0] for part in parts])
-    p_SV = logits_ST[:, ids_V].softmax(-1)
-    return -(p_SV * p_SV.log()).sum(-1), torch.isin(logits_ST.argmax(-1), ids_V)
-
-
 @pytest.mark.parametrize("number", ["0", "1"])
 def test_logits_loss_and_gradients_are_theirs(golden: Golden, draft: str, made: DFlashTrainer, number: str) -> None:
     row, layer = golden.below(draft, number), made.draft_model
@@ -76,7 +66,8 @@ def test_logits_loss_and_gradients_are_theirs(golden: Golden, draft: str, made: 
     trained_AK = row["trained"][places_AK]
     torch.testing.assert_close(rows[0] @ head_VH.T, row["logits"][:, 1:][trained_AK], rtol=0, atol=1e-4)
 
-    entropy_S, is_inside_S = teacher_of(made, row)
+    parts = [teacher_of(made, row["ids"][row["documents"] == document]) for document in row["documents"].unique()]
+    entropy_S, is_inside_S = (torch.cat(each) for each in zip(*parts, strict=True))
     counts_AK = trained_AK & is_inside_S[places_AK - 1]
     assert counts_AK.sum() == row["count"]
     weights_K = torch.tensor([exp(-slot / settings.gamma) for slot in range(settings.predicted)])
@@ -86,10 +77,7 @@ def test_logits_loss_and_gradients_are_theirs(golden: Golden, draft: str, made: 
     own = (weights_K * entropy_S[places_AK - 1] * counts_AK).sum() / row["count"]
     torch.testing.assert_close(output.loss * scale - own, row["loss"], rtol=1e-4, atol=0)
 
-    names, parameters = zip(*layer.named_parameters(), strict=True)
     wanted = golden.below(draft, number, "gradient")
     if settings.tied_k_norm:
         wanted[K_NORM.format(0)] = sum(wanted.pop(K_NORM.format(number)) for number in range(settings.depth))
-    assert set(names) == set(wanted)
-    for name, got in zip(names, torch.autograd.grad(output.loss * scale, parameters), strict=True):
-        assert (got - wanted[name]).norm() <= 1e-4 * wanted[name].norm(), name
+    check_gradients(layer, output.loss * scale, wanted, 1e-4)

@@ -1,66 +1,187 @@
-"""From training to decoding in one go: a step is trained, and what it drafts changes no token."""
+"""Drafts beside a target of every family: its states, drafts that are trained and loaded, and what they decode.
 
+Shapes: B rows, S tokens, H hidden width.
+"""
+
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from longspec.decode.autoregressive import decode_plain
-from longspec.decode.levels import DEFAULT_SHAPE
-from longspec.decode.prefill import prefill
+from longspec import methods
+from longspec.atomic_files import read_json
+from longspec.decode.generate import load_drafter
 from longspec.decode.speculate import speculate
-from longspec.methods.glide.attach import attach
-from longspec.methods.glide.drafter import GlideDrafter
-from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
-from tests.targets import VOCABULARY, save_target
+from longspec.draft.folder import draft_config, write_draft
+from longspec.families import FAMILIES
+from longspec.methods.dflash import settings as dflash
+from longspec.methods.eagle3.settings import Settings
+from longspec.methods.glide import settings as glide
+from longspec.methods.layer_config import layer_config
+from longspec.models.attention import sdpa
+from longspec.models.attention.backends import FLASH, FLEX, SDPA
+from longspec.models.target import load_target
+from longspec.states.forward import STATES_ATTENTION, TargetStates
+from tests.draft.eagle3_drafts import recipe_of
+from tests.eager import EAGER
+from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 
-WINDOW, NEW, CHAIN, NO_EOS = 12, 24, 4, -1
-# One of each family: tied heads, windows, stretched rotations, experts.
-TARGETS = ("llama3-tied", "mistral-sliding", "qwen2-yarn", "qwen3-tied-sliding-first", "qwen3-experts")
+pytestmark = pytest.mark.slow  # half a minute and more as a whole
+
+LAYERS, NEW = (0, 1, 3), 30
+DOCUMENTS = (20, 1, 13, 30)  # of one row, and padding
+PADDING = 3
 
 
-def precision(path: str) -> torch.dtype:
-    """float64, in which two ways of adding up never swap two tokens; torch's product of experts has none."""
-    return torch.float32 if AutoConfig.from_pretrained(path).model_type == "qwen3_moe" else torch.float64
+def test_a_draft_of_gpt_oss_may_have_a_width_of_its_own_and_heads_of_another_width_turn_whole() -> None:
+    own = layer_config(EAGLE3_TARGETS["gpt_oss"], Settings(intermediate_size=40))
+    assert (own.intermediate_size, layer_config(EAGLE3_TARGETS["gpt_oss"], Settings()).intermediate_size) == (40, 6 * 32)
+    whole = {"rope_type": "default", "rope_theta": 10000.0}
+    for name in ("glm4", "phi3-partial"):
+        with pytest.raises(
+            ValueError, match=r"^recipe\.method\.head_dim: 12: the target turns a part of its heads of (16|8), a layer"
+        ):
+            layer_config(EAGLE3_TARGETS[name], Settings(head_dim=12))
+        assert layer_config(EAGLE3_TARGETS[name], Settings(head_dim=12, rope_parameters=whole)).head_dim == 12
 
 
-def trained(path: str) -> Glide:
-    """A random draft after some steps on its target's own text, so that some of its tokens are accepted."""
-    torch.manual_seed(2)
-    draft = Draft(window=WINDOW, anchors="off", lag_mode="random", lag=CHAIN, final_norm=True)
-    glide = attach(path, dtype=precision(path), draft=draft)
-    optimizer = torch.optim.Adam(glide.draft_model.parameters(), lr=3e-3)
-    text = decode_plain(glide.target, prefill(glide.target, [[1]]), 61, NO_EOS).ids
-    ids_BS = torch.tensor([text] * CHAIN)
-    for _ in range(15):
+def test_every_family_is_here() -> None:
+    assert {config.model_type for config in EAGLE3_TARGETS.values()} == set(FAMILIES)
+
+
+@pytest.fixture(scope="module", params=sorted(EAGLE3_TARGETS))
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_target(request.param, tmp_path_factory.mktemp(request.param), EAGLE3_TARGETS)
+
+
+def own(path: str) -> Any:
+    """The target as transformers runs it, by its own eager attention."""
+    return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+
+
+def states_of(path: str, attention: str = SDPA, chunk: int | None = None) -> TargetStates:
+    target = load_target(path, AutoConfig.from_pretrained(path), torch.float32, STATES_ATTENTION)
+    return TargetStates(target, chunk=chunk, attention=attention)
+
+
+def packed() -> tuple[Tensor, Tensor, Tensor]:
+    """Ids, positions and document ids of two rows."""
+    lengths = (*DOCUMENTS, PADDING)
+    numbers_S = torch.repeat_interleave(torch.tensor([0, 1, 2, 3, -1]), torch.tensor(lengths))
+    positions_S = torch.cat([torch.arange(length) for length in lengths])
+    ids_BS = torch.randint(3, VOCABULARY, (2, len(positions_S)))
+    return ids_BS, positions_S.expand_as(ids_BS), numbers_S.expand_as(ids_BS)
+
+
+@torch.no_grad()
+def check_states(path: str, states: TargetStates) -> None:
+    """Hidden states of packed rows are those of each document alone, by transformers' eager attention."""
+    ids_BS, positions_BS, numbers_BS = packed()
+    found = states(ids_BS, positions_BS, numbers_BS, [*(f"hidden.{layer}" for layer in LAYERS), "final"])
+    target, start = own(path), 0
+    for length in DOCUMENTS:
+        document = slice(start, start + length)
+        wanted = target.model(ids_BS[:, document], output_hidden_states=True)
+        for layer in LAYERS:
+            torch.testing.assert_close(found[f"hidden.{layer}"][:, document], wanted.hidden_states[layer], rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found["final"][:, document], wanted.last_hidden_state, rtol=1e-4, atol=1e-4)
+        start += length
+
+
+def test_packed_documents_have_the_states_of_each_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
+    check_states(path, states_of(path))
+
+
+@pytest.mark.parametrize(("backend", "chunk"), [(EAGER, None), (SDPA, 17), (FLASH, None), (FLEX, 17)])
+def test_sinks_are_in_the_softmax_of_every_backend(
+    backend: str, chunk: int | None, tmp_path: Path, stand_ins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sdpa, "QUERY_BLOCK", 8)
+    path = save_target("gpt_oss", tmp_path, EAGLE3_TARGETS)
+    check_states(path, states_of(path, backend, chunk))
+
+
+def train(states: TargetStates, target: Any, texts: Tensor, recipe: Any) -> Any:
+    """A fresh draft after some steps on packed rows of these texts, each two documents.
+
+    What the target's own loss is tells that its logits are its head's, and nothing after it; of blocks it is another mean.
+    """
+    method, settings = methods.method_of(recipe)
+    made = method.trainer(states, settings, None)
+    if method.name != "dflash":
+        torch.testing.assert_close(made(texts, texts).llm_loss, target(texts, labels=texts).loss.detach(), rtol=1e-4, atol=0)
+    optimizer = torch.optim.Adam(made.draft_model.parameters(), lr=3e-3)
+    half = texts.shape[1] // 2
+    documents = {
+        "position_ids": torch.arange(half).repeat(2).expand_as(texts),
+        "document_ids": torch.arange(2).repeat_interleave(half).expand_as(texts),
+    }
+    losses = []
+    for _ in range(12):
         optimizer.zero_grad()
-        glide(ids_BS, ids_BS, lag=torch.arange(1, CHAIN + 1)).loss.backward()
+        loss = made(texts, texts, **documents).loss
+        loss.backward()
         optimizer.step()
-    return glide
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    return made
 
 
-@pytest.fixture(params=TARGETS)
-def path(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return save_target(request.param, tmp_path)
+def recipe_for(method: str) -> Any:
+    """EAGLE-3's, of all tokens; DFlash's of the same layers but for the first one, which it cannot read; or GLIDE's."""
+    recipe = recipe_of(layers=list(LAYERS), vocabulary=None)
+    if method == "dflash":
+        recipe.method = OmegaConf.structured(dflash.Method(layers=list(LAYERS[1:]), depth=2, block_size=5))
+        recipe.draft = OmegaConf.structured(dflash.Draft(anchors=NEW))
+    if method == "glide":
+        recipe.method = OmegaConf.structured(glide.Method())
+        recipe.draft = OmegaConf.structured(glide.Draft(window=12, anchors="off", lag_mode="fixed", final_norm=True))
+    return recipe
 
 
-@pytest.mark.slow
-def test_what_is_decoded_is_what_the_target_generates(path: str) -> None:
-    """Against transformers' own generate on its own attention, with prompts on both sides of every window."""
-    glide = trained(path)
-    own = AutoModelForCausalLM.from_pretrained(path, dtype=glide.target.dtype, attn_implementation="eager")
-    prompts = [torch.randint(0, VOCABULARY, (length,)).tolist() if length > 1 else [1] for length in (1, 5, 30)]
-    wanted, accepted = [], []
-    for prompt in prompts:
-        ids_BS = torch.tensor([prompt])
-        whole = {"attention_mask": torch.ones_like(ids_BS), "pad_token_id": 0, "eos_token_id": None, "do_sample": False}
-        wanted.append(own.generate(ids_BS, max_new_tokens=NEW, **whole)[0, len(prompt) :].tolist())
-    for target in (glide.target, own):  # as attached, and as the evaluation loads it
-        drafter = GlideDrafter(target, glide.draft_model, WINDOW)
-        for shape in (CHAIN, DEFAULT_SHAPE):
-            decoded = speculate(target, drafter, prompts, max_new_tokens=NEW, shape=shape)
-            assert [row.ids for row in decoded.rows] == wanted
-            accepted += [sum(row.accepted) for row in decoded.rows]
-    assert sum(accepted) > 0
+# Of each method the model type of config.json and a tensor's name.
+METHODS = {
+    "eagle3": ("llama", "midlayer.mlp.gate_proj.weight"),
+    "dflash": ("qwen3", "layers.1.mlp.gate_proj.weight"),
+    "glide": (None, "mlp.gate_proj.weight"),
+}
+CASES = [
+    *zip(sorted(EAGLE3_TARGETS), cycle(["eagle3", "dflash"]), strict=False),
+    *((name, "glide") for name, config in EAGLE3_TARGETS.items() if config.model_type in glide.FAMILIES),
+]
+
+
+@pytest.mark.parametrize(("path", "method"), CASES, indirect=["path"])
+def test_what_is_trained_decodes_the_targets_own_text(path: str, method: str, tmp_path: Path) -> None:
+    """Chains and trees, prompts on both sides of a window, against transformers' generate."""
+    model_type, gate = METHODS[method]
+    recipe = recipe_for(method)
+    target = own(path)
+    recipe.model.family = target.config.model_type
+    prompts = [torch.randint(3, VOCABULARY, (length,)).tolist() for length in (2, 5, 30)]
+    settings: Any = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    with torch.no_grad():
+        wanted = [target.generate(torch.tensor([prompt]), **settings)[0].tolist() for prompt in prompts]
+    texts = torch.tensor([text[-NEW:] for text in wanted])
+    state, folder = train(states_of(path), target, texts, recipe).draft_model.state_dict(), tmp_path / "draft"
+    made, settings_of_draft = methods.method_of(recipe)
+    write_draft(folder, made.published(state, settings_of_draft), draft_config(path, recipe))
+    content = read_json(folder / "config.json")
+    assert (content.get("model_type"), content["target"]["model_type"]) == (model_type, target.config.model_type)
+    width = 6 * 32 if target.config.model_type == "gpt_oss" else 48
+    assert content.get("intermediate_size", width) == width
+    assert load_file(folder / "model.safetensors")[gate].shape == (width, 32)
+    evaluated = load_target(path, AutoConfig.from_pretrained(path), torch.float32)  # as the evaluation loads it
+    drafter, accepted = load_drafter(evaluated, folder), 0
+    for shape in (3, (3, 4, 2)):
+        decoded = speculate(evaluated, drafter, prompts, max_new_tokens=NEW, shape=shape)
+        assert [prompt + row.ids for prompt, row in zip(prompts, decoded.rows, strict=True)] == wanted
+        accepted += sum(sum(row.accepted) for row in decoded.rows)
+    assert accepted > 0

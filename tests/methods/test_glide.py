@@ -1,4 +1,7 @@
-"""The draft against plain PyTorch, row by row and document by document."""
+"""The draft against plain PyTorch, row by row and document by document; its draws, and its operations in closed form.
+
+Operations less what tests/train/estimate/test_flops.py compares with torch's own counter.
+"""
 
 from typing import Any
 
@@ -6,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen2Config
 
+from longspec.methods.glide import method
 from longspec.methods.glide.attach import attach
-from longspec.methods.glide.method import RowDraw, shift_positions
+from longspec.methods.glide.method import RowDraw, draw_row, shift_positions
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide
+from longspec.models.attention.visibility import Visibility, block_pairs, causal_pairs
 from tests.reference import draft_hidden
 from tests.targets import VOCABULARY
 
@@ -125,21 +130,76 @@ def test_packed_documents_are_as_if_alone(target_path: str, lag: int | str, mask
     compare(glide, loss, expected)
 
 
-def test_a_later_token_changes_no_earlier_loss(target_path: str) -> None:
-    """No leak: with labels up to token 30 only, tokens after it do not matter, in any lag mode."""
-    glide = make(target_path)
-    ids_BS = torch.randint(0, VOCABULARY, (1, 60))
-    other_BS = ids_BS.clone()
-    other_BS[:, 31:] = torch.randint(0, VOCABULARY, (1, 29))
-    labels_BS = torch.full_like(ids_BS, -100)
-    labels_BS[:, :31] = ids_BS[:, :31]
-    for lag in (1, 4, "blocks"):
-        torch.testing.assert_close(glide(ids_BS, labels_BS, lag=lag).loss, glide(other_BS, labels_BS, lag=lag).loss)
+DRAFT = Draft(anchors="random", lag_mode="random", lag=4)
 
 
-def test_target_loss_is_transformers_own(target_path: str) -> None:
-    glide = make(target_path)
-    ids_BS = torch.randint(0, VOCABULARY, (2, 40))
-    eager = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, attn_implementation="eager")
-    torch.testing.assert_close(glide(ids_BS, ids_BS).llm_loss, eager(ids_BS, labels=ids_BS).loss, rtol=1e-4, atol=1e-5)
-    assert glide(ids_BS, ids_BS, with_llm_loss=False).llm_loss is None
+def draws(draft: Draft, length: int = 1024, target_positions: int = 40960, count: int = 3000) -> list[RowDraw]:
+    return [draw_row(draft, 42, step, row, length, target_positions) for step in range(count // 30) for row in range(30)]
+
+
+def test_ranges_are_filled_and_kept() -> None:
+    drawn = draws(DRAFT)
+    assert {d.anchors for d in drawn} == {0, 1, 2, 3, 4}
+    assert {d.lag for d in drawn} == {1, 2, 3, 4}
+    offsets = np.array([d.offset for d in drawn])
+    assert offsets.min() >= 0
+    assert offsets.max() <= 30000 - 1024
+    # Mean of U{0..28976}; 5 standard errors of 3000 draws.
+    assert abs(offsets.mean() - 28976 / 2) < 5 * 28976 / np.sqrt(12 * 3000)
+
+
+def test_short_targets_and_long_rows() -> None:
+    assert max(d.offset for d in draws(DRAFT, target_positions=4096)) <= 4096 - 1000 - 1024
+    assert {d.offset for d in draws(DRAFT, target_positions=1500)} == {0}
+    assert {d.offset for d in draws(DRAFT, length=1201)} == {0}
+    assert {d.offset for d in draws(DRAFT, length=1200)} != {0}
+
+
+def test_shift_keeps_each_documents_anchors() -> None:
+    positions_S = np.array([0, 1, 2, 3, 4, 0, 1, 2])
+    shifted = shift_positions(positions_S, RowDraw(anchors=2, offset=10, lag=1))
+    assert shifted.tolist() == [0, 1, 12, 13, 14, 0, 1, 12]
+
+
+HIDDEN = 32
+CONFIG = Qwen2Config(hidden_size=HIDDEN, num_attention_heads=4, num_key_value_heads=2, vocab_size=VOCABULARY)
+
+
+def seen(length: int, **visibility: Any) -> int:
+    """Pairs the masks leave, counted one by one."""
+    first_BS, last_BS = Visibility(**visibility).bounds_BS(length, length, torch.device("cpu"))
+    return int((last_BS - first_BS + 1).clamp(min=0).sum())
+
+
+@pytest.mark.parametrize("length", [1, 8, 30])
+def test_pairs_are_those_the_masks_leave(length: int) -> None:
+    assert causal_pairs(length) == seen(length)
+    for window in (0, 1, 5, 8, 40):
+        assert causal_pairs(length, window) == seen(length, window=window)
+    for lag in (1, 2, 4, 31):
+        assert causal_pairs(length, lag=lag) == seen(length, lag_B=torch.tensor([lag]))
+        assert causal_pairs(length, 5, lag) == seen(length, window=5, lag_B=torch.tensor([lag]))
+    for block in (1, 4, 9):
+        assert block_pairs(length, block) == seen(length, lag_blocks=block)
+
+
+def test_random_lags_count_as_their_mean() -> None:
+    every = [seen(30, lag_B=torch.tensor([lag])) for lag in (1, 2, 3, 4)]
+    assert method.cross_pairs(30, Draft(anchors="off", lag_mode="random", lag=4)) == sum(every) / 4
+    assert method.cross_pairs(30, Draft(anchors="off", lag_mode="fixed", lag=4)) == every[3]
+
+
+@pytest.mark.parametrize(
+    ("lag_mode", "cross"),
+    [
+        ("blocks", seen(9, lag_blocks=4) + 2 * seen(20, lag_blocks=4)),
+        ("fixed", seen(9, lag_B=torch.tensor([3])) + 2 * seen(20, lag_B=torch.tensor([3]))),
+    ],
+)
+def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
+    """Without tokens there are no products but those of the attention."""
+    draft = Draft(anchors="off", lag_mode=lag_mode, lag=3, block=4, window=5)
+    own = seen(9, window=5) + 2 * seen(20, window=5)
+    of_layer, of_head = method.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
+    assert of_layer == HIDDEN * (12 * own + 8 * cross)
+    assert of_head == 0

@@ -116,10 +116,3 @@ def test_states_of_another_draft_vocabulary_are_refused(states: TargetStates) ->
     others = TopStates(states, 5, method.learnt(Settings(**EAGLES)))
     with pytest.raises(ValueError, match=r"top_tokens: .* outside this draft's vocabulary of 48; build the states"):
         method.trainer(others, settings, None)(**batch())
-
-
-def test_what_is_learnt() -> None:
-    """Hard labels read no distribution."""
-    assert GLIDE.learnt(Draft(**GLIDES, loss="hard")) is None
-    told = [(each.ids, each.temperature) for each in (method.learnt(settings) for method, settings in CASES.values())]
-    assert told == [(None, 1.7), (None, 1.7), (IDS, 1.0), (None, 1.0)]

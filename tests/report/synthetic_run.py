@@ -121,11 +121,11 @@ def write_variant(folder: Path, variant: str, settings: dict[str, Any], shift: f
 
 
 def make_eagle3(folder: Path, coverage: dict[str, float]) -> Path:
-    """Turn a variant's stages into EAGLE-3's, each step of which counts 7 and 3 labels without a loss; its draft vocabulary."""
+    """Turn a variant's stages into EAGLE-3's, each step of which counts 7 labels without a loss; its draft vocabulary."""
     for stage in STAGES:
         write_text(folder / stage / "recipe.yaml", recipe_text("demo-eagle3", "ttt", stage))
         path = folder / stage / "metrics.jsonl"
-        jsonl.write(path, [row | {"outside_vocabulary": 7, "past_document": 3} for row in jsonl.read(path)])
+        jsonl.write(path, [row | {"outside_vocabulary": 7} for row in jsonl.read(path)])
     path = folder / "draft_vocabulary_4.json"
     DraftVocabulary((1, 2, 5, 6), 1024, "t", coverage).write(path)
     return path

@@ -135,7 +135,11 @@ def test_its_own_settings_and_counts(tmp_path: Path, all_tokens: float, capsys: 
     rows = {row[0]: row[1:] for row in parser.rows("Setting", "base", "long", "longcot")}
     assert rows["chain"] == [f"{steps} steps, weighted 0.8^i" for steps in (2, 3, 4)]
     assert "lag" not in rows
-    assert rows["no loss: past the document's end"] == ["600", "180", "300"]  # of 200, 60, 100
+    assert rows["no loss: the target prefers a token outside the draft vocabulary"] == [
+        "1,400",
+        "420",
+        "700",
+    ]  # of 200, 60, 100
     told = f"holds {100 * all_tokens:.1f} % of the trained tokens (base 99.0 %, long 98.0 %, longcot 97.0 %)."
     assert f"draft vocabulary, 4 of the target's 1,024 tokens, {told}" in text
     assert ("Low coverage :" in text) == ("WARNING base: " in capsys.readouterr().out) == (all_tokens < 0.95)

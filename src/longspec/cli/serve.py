@@ -65,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     if section is None:
         raise ValueError(f"{engine.title} {standings[engine.name].why}")
     served = methods.served(config["draft"], engine.name)
-    folder = served.folder(draft)
+    folder = draft / (served.layout or "")
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]

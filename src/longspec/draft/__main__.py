@@ -14,6 +14,7 @@ from longspec.atomic_files import (
     describe_files,
     files_below,
     new_folder,
+    path_text,
     read_json,
     read_json_object,
     write_json,
@@ -34,7 +35,7 @@ def extract(options: argparse.Namespace) -> None:
     from longspec.train.checkpoint.save_load import draft_state_dict
 
     checkpoint = Checkpoint(options.checkpoint)
-    recipe, out = checkpoint.recipe, options.out or checkpoint.draft
+    recipe, out = checkpoint.recipe, options.out or checkpoint.stage / "draft"
     vocabulary = vocabulary_for(recipe, options.vocabulary)
     checkpoint.check_vocabulary(options.vocabulary, vocabulary)
     of_target = options.target or Path("models", recipe.model.name, "target_manifest.json")
@@ -56,11 +57,13 @@ def extract(options: argparse.Namespace) -> None:
     log(f"{out}: {len(state)} tensors, {config['num_parameters']} parameters{without}")
 
 
-def fetch(options: argparse.Namespace) -> None:
+def fetch_(options: argparse.Namespace) -> None:
     """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
-    from longspec.draft import fetch
+    from longspec.draft.fetch import fetch
 
-    fetch.make(options.source, options.out)
+    options.out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
+    folder, manifest = fetch(options.source, options.out.parent / "files")
+    write_json(options.out, {"path": path_text(folder), **manifest})
 
 
 def import_(options: argparse.Namespace) -> None:
@@ -70,7 +73,6 @@ def import_(options: argparse.Namespace) -> None:
     from longspec.draft.importing import import_draft
 
     recipe = None if options.recipe is None else load(options.recipe, Recipe)
-    layers = None if options.layers is None else tuple(options.layers)
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=options.out.parent, prefix=".fetched-") as place:
         if options.source.endswith(".json"):
@@ -79,7 +81,7 @@ def import_(options: argparse.Namespace) -> None:
             check_files(folder.parent if folder.is_file() else folder, origin["files"])
         else:
             folder, origin = fetch(options.source, Path(place))
-        import_draft(folder, options.target, options.out, origin, recipe, layers)
+        import_draft(folder, options.target, options.out, origin, recipe)
 
 
 def final(options: argparse.Namespace) -> None:
@@ -87,12 +89,16 @@ def final(options: argparse.Namespace) -> None:
     from longspec import methods
     from longspec.config.names import FINAL, IMPORTED
     from longspec.draft.layouts import write_layout
-    from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, published, write_training_config
+    from longspec.draft.trained import CHECKPOINT, Checkpoint, provenance, write_training_config
     from longspec.engines import VLLM
     from longspec.methods.draft_files import check_draft_files, method_of_draft
 
     tokenizer = Path(checked_folder(options.tokenizer))
-    draft, trained_by = (options.draft, options.stages) if options.choice is None else published(options.choice, options.stages)
+    draft, trained_by = options.draft, options.stages
+    if options.choice is not None:  # those up to the chosen one have trained it
+        names = [folder.name for folder in options.stages]
+        trained_by = options.stages[: names.index(read_json(options.choice)["stage"]) + 1]
+        draft = trained_by[-1] / "draft"
     configurations = {}
     for folder in trained_by:
         recipe = yaml.safe_load((folder / "recipe.yaml").read_text())
@@ -141,20 +147,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
     verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
-    verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json or a slot of its checkpoints/")
+    verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")
-    verb.add_argument("--out", type=Path, help="the folder to make; default, in the stage's folder: draft, or draft-{slot}")
-    verb = add_verb(verbs, "fetch", str(fetch.__doc__), run=fetch)
+    verb.add_argument("--out", type=Path, help="the folder to make; default: draft, in the stage's folder")
+    verb = add_verb(verbs, "fetch", str(fetch_.__doc__), run=fetch_)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")
     verb = add_verb(verbs, "import", str(import_.__doc__), run=import_)
     verb.add_argument("source", help="a draft's folder, hf:owner/name[@revision], or a manifest that `fetch` wrote")
     verb.add_argument("--target", type=Path, required=True, help="the target's folder or its target_manifest.json")
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the stage that begins with it, which must be of such a draft")
-    layers = "layers of the target whose inputs it reads, for a draft whose config.json does not say it beyond doubt"
-    verb.add_argument("--layers", type=int, nargs=3, help=layers)
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
     verb = add_verb(verbs, "final", str(final.__doc__), run=final)
     which = verb.add_mutually_exclusive_group(required=True)

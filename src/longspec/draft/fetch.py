@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import describe_files, path_text, read_json_object, write_json
+from longspec.atomic_files import describe_files, read_json_object
 from longspec.config.names import HUB_PREFIX, hub_source
-from longspec.methods.draft_files import METHOD
+from longspec.methods.draft_files import CONFIG, METHOD
 from longspec.models.model_folder import download, weight_files
 
 PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
-CONFIG = "config.json"
 
 
 def check_folder(folder: Path) -> list[str]:
@@ -43,10 +42,3 @@ def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
     elif not folder.is_dir():
         raise ValueError(f"{source}: no such folder; give {HUB_PREFIX}<owner>/<repository>[@revision] or a draft's folder")
     return folder, {"source": source, "files": describe_files(folder, check_folder(folder)), **more}
-
-
-def make(source: str, out: Path) -> None:
-    """Write the manifest of a draft made elsewhere, its files beside it where they come from the hub."""
-    out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
-    folder, manifest = fetch(source, out.parent / "files")
-    write_json(out, {"path": path_text(folder), **manifest})

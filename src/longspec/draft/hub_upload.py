@@ -110,12 +110,8 @@ def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str,
     baselines = sorted(entry["before"] for entry in content["against_baselines"][variant])
     rows = []
     for name in [stage, *baselines]:
-        cells = [_cell(figure) for figure in (*(by_drafter[name][task] for task in tasks), overall[name])]
+        figures = [*(by_drafter[name][task] for task in tasks), overall[name]]
+        ranges = ["" if figure["low"] is None else f" [{figure['low']:.2f}, {figure['high']:.2f}]" for figure in figures]
+        cells = [f"{figure['mean']:.2f}{told}" for figure, told in zip(figures, ranges, strict=True)]
         rows.append({"name": "this draft" if name == stage else name, "cells": cells})
     return {"tasks": tasks, "rows": rows, "prompts": overall[stage]["prompts"]}
-
-
-def _cell(figure: dict[str, Any]) -> str:
-    if figure["low"] is None:
-        return f"{figure['mean']:.2f}"
-    return f"{figure['mean']:.2f} [{figure['low']:.2f}, {figure['high']:.2f}]"

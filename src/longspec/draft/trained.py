@@ -14,25 +14,20 @@ import yaml
 from longspec.atomic_files import read_json, read_json_object, sha256_file, write_text
 from longspec.config import Recipe, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.train.checkpoint.checkpoint_dir import MANIFEST, read_manifest
+from longspec.train.checkpoint.checkpoint_dir import MANIFEST
 
 CHECKPOINT = "checkpoint.json"  # in a stage's folder
 
 
 class Checkpoint:
-    """A stage's checkpoint.json, or one slot of its checkpoints. stage: the stage's folder; draft: where its draft goes."""
+    """A stage's checkpoint.json. stage: the stage's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self._is_slot = path, path.is_dir()
-        self._content = read_manifest(path) if self._is_slot else read_json_object(path)
-        self.stage = path.absolute().parents[1 if self._is_slot else 0]
-        self.draft = self.stage / (f"draft-{path.name}" if self._is_slot else "draft")
+        self.path, self.stage, self._content = path, path.absolute().parent, read_json_object(path)
 
     @property
     def slot(self) -> Path:
-        """Return the slot with the weights. Raises ValueError where checkpoint.json names one that is another by now."""
-        if self._is_slot:
-            return self.path
+        """Return the slot with the weights. Raises ValueError where it is another by now."""
         slot = self.stage / self._content["slot"]
         if sha256_file(slot / MANIFEST) != self._content["manifest_sha256"]:
             raise ValueError(f"{slot}: is not the checkpoint that {self.path} names; train the stage again")
@@ -41,13 +36,11 @@ class Checkpoint:
     @property
     def recipe(self) -> Any:
         """Return the recipe that it was trained by."""
-        if "identity" not in self._content:
-            raise ValueError(f"{self.path}: identity: missing; give checkpoint.json of a finished stage, or a slot")
         return typed(self._content["identity"]["recipe"], Recipe, self.path)
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """Return the section `runtime` that its last job had; before the stage's end, of runtime.yaml."""
+        """Return the section `runtime` that its last job had; of runtime.yaml where it does not say it."""
         return {"runtime": self._content.get("runtime") or yaml_files.read(self.stage / "runtime.yaml")}
 
     def check_vocabulary(self, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
@@ -73,13 +66,6 @@ def git_commit() -> str:
         text=True,
     )
     return described.stdout.strip() or "unknown"
-
-
-def published(choice: Path, stage_folders: list[Path]) -> tuple[Path, list[Path]]:
-    """Return the draft folder of the stage that a choice names, and the stages that have trained it, in order."""
-    names = [folder.name for folder in stage_folders]
-    trained_by = stage_folders[: names.index(read_json(choice)["stage"]) + 1]
-    return trained_by[-1] / "draft", trained_by
 
 
 def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:

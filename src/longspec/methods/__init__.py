@@ -73,16 +73,10 @@ def check_chain(recipe: Any, chain: int) -> None:
         raise ValueError(f"evaluation.shapes: {chain}: drafts of this recipe have at most {longest} tokens; ask for no more")
 
 
-def reader_of(name: str) -> Any:
-    """The module that reads drafts of a method that others published; None for a method without."""
-    there = (Path(__file__).parent / name / "published.py").is_file()
-    return import_module(f"longspec.methods.{name}.published") if there else None
-
-
 def published_method(config: dict[str, Any]) -> str | None:
-    """The method whose drafts others publish with such a config.json (is_published of its settings); None: no known one."""
-    known = {name: getattr(settings_of(name), "is_published", None) for name in names()}
-    return next((name for name, is_published in known.items() if is_published is not None and is_published(config)), None)
+    """Return the method whose drafts others publish with such a config.json (PUBLISHED of its settings); None: no known one."""
+    known = {name: getattr(settings_of(name), "PUBLISHED", None) for name in names()}
+    return next((name for name, part in known.items() if part is not None and part in str(config.get("architectures"))), None)
 
 
 def method_of_file() -> str:

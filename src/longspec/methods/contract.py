@@ -38,8 +38,8 @@ None: the layout's choice, for texts of at most `context` tokens, None: of any l
 key, for what the program cannot represent.
 
 A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
-function that reads the target's embeddings, layers or None) -> (state dict of the layer, settings); settings.py then has
-is_published(config) too, which knows them by their config.json.
+function that reads the target's embeddings) -> (state dict of the layer, settings); settings.py then has PUBLISHED too, a part
+of the architectures' names in their config.json.
 
 Shapes: B rows, S tokens.
 """
@@ -54,9 +54,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec import methods
-from longspec.families import position_limit
 from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
-from longspec.models.losses import NO_LABEL
 from longspec.models.weight_files import check_state, fill, read_tensors
 from longspec.states.tensors import StateTensor
 
@@ -126,55 +124,11 @@ class DraftTrainer(nn.Module):
         return self
 
 
-def check_inputs(
-    config: Any,
-    input_ids: Tensor,
-    labels: Tensor,
-    position_ids: Tensor | None,
-    document_ids: Tensor | None,
-    num_labels: int | Tensor | None,
-    lags: Sequence[Tensor] = (),
-) -> Tensor:
-    """The positions [B, S] of a forward beside a target of this configuration, plain ones for None.
-
-    Raises ValueError that names what is no int64 [B, S], a num_labels below 1, and ids, positions and lags out of range.
-    """
-    given = {"input_ids": input_ids, "labels": labels, "document_ids": document_ids, "position_ids": position_ids}
-    for name, tensor in given.items():
-        if tensor is not None and (tensor.dtype != torch.int64 or tensor.ndim != 2 or tensor.shape != input_ids.shape):
-            wanted = "[B, S]" if name == "input_ids" else f"{list(input_ids.shape)} like input_ids"
-            raise ValueError(f"{name}: must be int64 {wanted}, is {tensor.dtype} {list(tensor.shape)}")
-    if input_ids.numel() == 0:
-        raise ValueError(f"input_ids: holds no token, is {list(input_ids.shape)}")
-    if num_labels is not None and num_labels <= 0:
-        raise ValueError(f"num_labels: must be above 0, is {num_labels}")
-    if position_ids is None:
-        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
-    tokens, positions = config.vocab_size, position_limit(config)
-    ranges = [
-        ("input_ids", input_ids, 0, tokens - 1, "the target's vocabulary"),
-        ("labels", labels.where(labels != NO_LABEL, 0), 0, tokens - 1, f"the target's vocabulary, or {NO_LABEL}"),
-        ("position_ids", position_ids, 0, positions - 1, "the target's max_position_embeddings"),
-        *(("lag", lag_B, 1, None, "a draft never sees the target's key of its own token") for lag_B in lags),
-    ]
-    # One transfer from the device for all of them.
-    extremes = torch.stack([torch.stack(tensor.aminmax()) for _, tensor, *_ in ranges]).tolist()
-    for (name, _, least, most, why), (low, high) in zip(ranges, extremes, strict=True):
-        if low < least or (most is not None and high > most):
-            wrong = low if low < least else high
-            raise ValueError(f"{name}: {wrong} lies outside {least}..{'' if most is None else most} ({why})")
-    return position_ids
-
-
-def check_rising(position_ids_BS: Tensor, labels_BS: Tensor, document_ids_BS: Tensor | None) -> None:
-    """Raise ValueError for positions that jump inside a document before a label: a chain's are its start's plus its steps."""
-    jumps_BS = position_ids_BS[:, 1:] != position_ids_BS[:, :-1] + 1
-    if document_ids_BS is not None:
-        jumps_BS = jumps_BS & (document_ids_BS[:, 1:] == document_ids_BS[:, :-1])
-    has_label_BS = labels_BS[:, 1:] != NO_LABEL
-    followed_BS = has_label_BS.flip(1).cummax(dim=1).values.flip(1)
-    if bool((jumps_BS & followed_BS).any()):
-        raise ValueError("position_ids: must rise by one from token to token of a document")
+def positions_of(input_ids_BS: Tensor, position_ids_BS: Tensor | None) -> Tensor:
+    """Return the positions that are given, plain ones for None."""
+    if position_ids_BS is not None:
+        return position_ids_BS
+    return torch.arange(input_ids_BS.shape[1], device=input_ids_BS.device).expand_as(input_ids_BS)
 
 
 class Method(Protocol):
@@ -258,6 +212,19 @@ class Method(Protocol):
         """
         check_state(layer, state, source)
 
+    def check_same(self, path: Path, config: Any, settings: Any, stored: Any, advice: str) -> None:
+        """Raise ValueError, with the recipe's keys and both values, where a layer of `settings` is not the one of `stored`."""
+        written = self.config_fields(config, settings).get("settings", {})
+        own = replace(settings, **{name: tuple(x) if isinstance(x, list) else x for name, x in written.items()})
+        section, names = methods.settings_of(self.name).SAME
+        wrong = [
+            f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
+            for name in names
+            if getattr(own, name) != getattr(stored, name)
+        ]
+        if wrong:
+            raise ValueError(f"{path}: not the weights of this draft: {'; '.join(wrong)}; {advice}")
+
     def load(self, layer: nn.Module, path: Path, config: Any, settings: Any) -> None:
         """Fill a layer from a draft folder or weight file, with which it is decoded beside the target of `config`.
 
@@ -266,19 +233,7 @@ class Method(Protocol):
         """
         check_draft_config(path, config)
         if read_draft_config(path, self.name) is not None:
-            written = self.config_fields(config, settings).get("settings", {})
-            own = replace(settings, **{name: tuple(x) if isinstance(x, list) else x for name, x in written.items()})
-            section, names = methods.settings_of(self.name).SAME
-            stored = self.stored_settings(path)
-            wrong = [
-                f"{section}.{name}: this run has {getattr(own, name)!r}, the draft was trained with {getattr(stored, name)!r}"
-                for name in names
-                if getattr(own, name) != getattr(stored, name)
-            ]
-            if wrong:
-                raise ValueError(
-                    f"{path}: not the weights of this draft: {'; '.join(wrong)}; give one that fits, or its own recipe"
-                )
+            self.check_same(path, config, settings, self.stored_settings(path), "give one that fits, or its own recipe")
         file = draft_weights_file(path)
         fill(layer, read_tensors(file), file, self.check_state)
 

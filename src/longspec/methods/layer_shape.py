@@ -3,9 +3,9 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 ROPE = "rope_parameters"
 SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", ROPE)
 
-TYPE, PARTIAL, TRUNCATE = "rope_type", "partial_rotary_factor", "truncate"
+PARTIAL, TRUNCATE = "partial_rotary_factor", "truncate"
 THETA, ORIGINAL = "rope_theta", "original_max_position_embeddings"
 LARGEST = 10**12
 # By type: the numbers that it needs, and what it may have.
@@ -84,6 +84,8 @@ class LayerSettings(LayerShape):
     decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
     """
 
+    first: ClassVar[int] = 1  # of the layers that it can read
+    count: ClassVar[int | None] = None  # of those that it reads; None: any number
     name: str = field(default="", metadata={"stored": False})
     layers: tuple[Whole, ...] | None = None  # type: ignore[assignment]  # a recipe knows no tuples
     vocabulary: Tokens | None = None
@@ -92,7 +94,7 @@ class LayerSettings(LayerShape):
 
     def read_of(self, target_layers: int) -> tuple[int, ...]:
         """Return the layers whose inputs are read of a target of so many. Raises ValueError as of layers_of."""
-        return layers_of(self.layers, target_layers)
+        return layers_of(self.layers, target_layers, self.first)
 
 
 Settings = TypeVar("Settings", bound=LayerSettings)
@@ -107,6 +109,17 @@ def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabul
     if vocabulary is not None:
         given |= {"ids": vocabulary.ids, "target_vocabulary": vocabulary.size}
     return schema(**given | more)
+
+
+def check_layers(key: str, layers: Sequence[int] | None, first: int, count: int | None = None) -> None:
+    """Raise ValueError, with the key, for others than `count` layers, None: any number, that can be read in their order."""
+    if layers is None:
+        return
+    if list(layers) != sorted(set(layers)) or not layers or layers[0] < first or len(layers) != (count or len(layers)):
+        raise ValueError(
+            f"recipe.method.{key}: {list(layers)}: must be {f'{count} ' if count else ''}layers from {first} on in ascending "
+            "order, each once, as [2, 16, 29]"
+        )
 
 
 def check_method(method: Any) -> None:
@@ -124,7 +137,7 @@ def check_proposed(method: Any, tokens: int) -> None:
         )
 
 
-def layers_of(layers: Sequence[int] | None, target_layers: int, first: int = 1) -> tuple[int, ...]:
+def layers_of(layers: Sequence[int] | None, target_layers: int, first: int) -> tuple[int, ...]:
     """Return the layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
 
     first: that a draft can read. Raises ValueError, with the key, for a target that has not all of them.
@@ -191,14 +204,11 @@ def check_rope(rope: Mapping[str, Any], key: str) -> None:
     A value of null stands for a key that is missing.
     """
     given = {name: value for name, value in rope.items() if value is not None}
-    kind = given.pop(TYPE, None)
+    kind = given.pop("rope_type", None)
     if kind not in families.ROPE_TYPES:
         raise ValueError(f"{key}: rope_type {kind!r} is not supported; {', '.join(families.ROPE_TYPES)} are")
-    if given.pop(PARTIAL, 1) != 1:
-        raise ValueError(
-            f"{key}: {PARTIAL}: is {rope[PARTIAL]!r}: a layer with a rotation of its own turns whole heads; leave the key out, "
-            "or all of them for the target's rotation, whatever part of its heads that turns"
-        )
+    if given.get(PARTIAL) == 1:  # whole heads turn anyway
+        del given[PARTIAL]
     needed = NEEDED[kind]
     missing = [name for name in needed if name not in given]
     if missing:
@@ -207,14 +217,9 @@ def check_rope(rope: Mapping[str, Any], key: str) -> None:
     for name, value in given.items():
         if name not in known:
             raise ValueError(f"{key}: {name}: rope_type {kind} has {', '.join(known)} alone; leave it out")
-        if name == TRUNCATE and not isinstance(value, bool):
-            raise ValueError(f"{key}: {name}: is {value!r}, must be true or false")
         is_number = type(value) in (int, float) and (0 < value <= LARGEST or (value == 0 and name in MAY_BE_ZERO))
-        if name != TRUNCATE and not is_number:
+        if not is_number and (name, type(value)) != (TRUNCATE, bool):
             raise ValueError(f"{key}: {name}: is {value!r}, must be a number above 0 to {LARGEST}")
-    low, high = (given.get(name, limit) for name, limit in (("low_freq_factor", 0), ("high_freq_factor", 1)))
-    if low >= high:
-        raise ValueError(f"{key}: high_freq_factor: is {high}, must be above low_freq_factor, {low}")
 
 
 def check_values(schema: Any, values: Mapping[str, Any], section: str, advice: str) -> None:
@@ -222,11 +227,3 @@ def check_values(schema: Any, values: Mapping[str, Any], section: str, advice: s
     known = {name: value for name, value in values.items() if name != "ids"}
     for fault in faults_of(schema, known):
         raise ValueError(f"{section}: {fault}; {advice}")
-
-
-def is_named(config: Mapping[str, Any], method: str, architectures: Collection[str]) -> bool:
-    """Return whether a published config.json is of a method: by the package speculators, or by one of these architectures."""
-    named = config.get("architectures")
-    return config.get("speculators_model_type") == method or (
-        isinstance(named, list) and any(each in architectures for each in named)
-    )

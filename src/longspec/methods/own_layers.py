@@ -5,6 +5,7 @@ vocabulary.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.draft_vocabulary import check_size
-from longspec.methods.contract import DraftTrainer, Method, check_inputs, check_rising
+from longspec.methods.contract import DraftOutput, DraftTrainer, Method, positions_of
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
-from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
-from longspec.models.chain_losses import DenseTeacher, Teacher
+from longspec.methods.vocabulary_tensors import check_with_vocabulary, draft_settings, with_vocabulary
+from longspec.models.block_losses import BlockSums
+from longspec.models.chain_losses import ChainSums, DenseTeacher, Teacher
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
 from longspec.states.forward import TargetStates
@@ -49,7 +50,7 @@ class OwnLayers(nn.Module):
         with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
             self.norm.weight.copy_(states.final_norm_weight)
             if self.lm_head is not None:
-                assert self.ids_V is not None, "check_vocabulary has looked"
+                assert self.ids_V is not None, "methods.vocabulary_for has read the file"
                 self.lm_head.weight.copy_(states.head_weight[self.ids_V.to(states.head_weight.device)])
 
     def rope(self, target: Any, like: Tensor, positions_BS: Tensor) -> Rope:
@@ -57,31 +58,68 @@ class OwnLayers(nn.Module):
         return rotations(target.model, like, positions_BS) if self.rotation is None else self.rotation(like, positions_BS)
 
 
+@dataclass(frozen=True)
+class Measured:
+    """Hold what a forward makes of its labels.
+
+    sums: of their losses; reached_K: how many labels each step predicts; labels: trained tokens; llm_loss: the target's own
+    loss, None where it is not wanted; has_teacher: whether the target's preferred tokens are known; counts: of the method.
+    """
+
+    sums: ChainSums | BlockSums
+    reached_K: Tensor
+    labels: int | Tensor
+    llm_loss: Tensor | None
+    has_teacher: bool = True
+    counts: dict[str, Tensor] = field(default_factory=dict)
+
+
 class OwnLayersTrainer(DraftTrainer):
-    """A frozen target and its trainable draft. reads: Method.reads."""
+    """A frozen target and its trainable draft.
+
+    reads: Method.reads. measure: Measured of what was read of the target, input_ids, labels, position_ids, document_ids and
+    with_llm_loss of a forward, and its draws.
+    """
 
     states: TargetStates
     reads: Callable[..., tuple[StateTensor, ...]]
+    measure: Callable[..., Measured]
 
     def __init__(self, states: TargetStates, draft_model: OwnLayers, settings: Any) -> None:
         super().__init__(states, draft_model)
         self.settings, self.layers = settings, settings.read_of(states.config.num_hidden_layers)
 
-    def look(
+    def forward(
         self,
         input_ids: Tensor,
         labels: Tensor,
-        position_ids: Tensor | None,
-        document_ids: Tensor | None,
-        row_numbers: Tensor | None,
-        num_labels: int | None,
-        with_llm_loss: bool,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return positions [B, S], and what is read of the target. Raises ValueError that names what is out of range."""
-        position_ids = check_inputs(self.states.config, input_ids, labels, position_ids, document_ids, num_labels)
-        check_rising(position_ids, labels, document_ids)
+        position_ids: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        row_numbers: Tensor | None = None,
+        num_labels: int | None = None,
+        with_llm_loss: bool = True,
+        each_step: bool = False,
+        **draws: Tensor,
+    ) -> DraftOutput:
+        """Return the loss of all steps, weighted, divided by `num_labels`, None = this call's own number of labels.
+
+        position_ids rise by one inside a document. Steps are those of a chain, or slots of a block; the agreement is the first
+        one's. each_step: loss, target's loss and agreement are [K], of each step alone and without its weight. They are means
+        over the labels that the step predicts, the loss over those of them that have one. counts: `outside_vocabulary`, labels
+        without a loss, because the draft cannot propose the token, and those of `measure`.
+        """
+        position_ids = positions_of(input_ids, position_ids)
         names = [tensor.name for tensor in self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)]
-        return position_ids, self.states(input_ids, position_ids, document_ids, names, row_numbers)
+        found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
+        measured = self.measure(found, input_ids, labels, position_ids, document_ids, with_llm_loss, **draws)
+        sums, reached_K = measured.sums, measured.reached_K.clamp_min(1)
+        counts = measured.counts | {"outside_vocabulary": (measured.reached_K - sums.inside_K).sum()}
+        agreement_K = sums.agreements_K / reached_K if measured.has_teacher else None
+        if each_step:
+            target_K = None if measured.llm_loss is None or sums.target_K is None else sums.target_K / reached_K
+            return DraftOutput(sums.losses_K / sums.inside_K.clamp_min(1), target_K, agreement_K, counts)
+        count = max(1, int(measured.labels)) if num_labels is None else num_labels
+        return DraftOutput(sums.draft / count, measured.llm_loss, None if agreement_K is None else agreement_K[0], counts)
 
     def taps(self, found: dict[str, Tensor]) -> list[Tensor]:
         """Return the hidden states [B, S, H] that the draft projects, in the order of their layers."""
@@ -137,13 +175,7 @@ class OwnLayersMethod(Method):
         return {"each_step": True}
 
     def trainer(self, states: TargetStates, settings: Any, weights: Path | None) -> DraftTrainer:
-        """Return the draft beside a target, fresh or from a draft folder or weight file.
-
-        Raises ValueError that names both values for a vocabulary, a target or a draft that does not fit.
-        """
-        check_vocabulary(settings)
-        tokens = states.config.vocab_size
-        check_size("--vocabulary", settings.target_vocabulary or tokens, tokens, "this target")
+        """Return the draft beside a target, fresh or from a draft folder or weight file. Raises ValueError as of load."""
         layer = self.layer(states.config, settings).to(states.head_weight.dtype)
         layer.begin(states, settings)
         if weights is not None:

@@ -12,7 +12,6 @@ from longspec.decode.cache import NewestTokens, OwnCache, WholeText
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.tree import DraftToTarget, TreeBuilder
 from longspec.methods.own_layers import Rope
-from longspec.methods.vocabulary_tensors import check_vocabulary
 from longspec.states.tensors import HIDDEN
 
 
@@ -20,14 +19,14 @@ class OwnLayersDrafter(Drafter):
     """Proposes by layers beside their target. Chains are drawn from the draft when sampling, trees are its beams.
 
     caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of tensors by
-    row; None before the first. Raises ValueError for settings whose draft vocabulary was not read.
+    row; None before the first.
     """
 
     caches: list[OwnCache]
     accepted: Any
 
     def __init__(self, target: Any, layer: Any, settings: Any, vocabulary: None = None) -> None:
-        check_vocabulary(settings)
+        assert settings.vocabulary is None or settings.ids is not None, "methods.vocabulary_for has read the file"
         assert vocabulary is None, "methods.drafter hands it none"
         self.target, self.layer, self.settings = target, layer, settings
         self.reads = tuple(f"{HIDDEN}{number}" for number in settings.read_of(target.config.num_hidden_layers))
@@ -39,14 +38,6 @@ class OwnLayersDrafter(Drafter):
     def check(self, target: Any) -> None:
         """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
         check_beside(self.target, target, self.layer.fc.weight)
-        own, width, size = self.layer.fc.out_features, target.config.hidden_size, target.config.vocab_size
-        if own != width:
-            raise ValueError(f"draft: its layer has hidden_size {own}, the target {width}: give a draft of this target")
-        chosen_from = self.settings.target_vocabulary
-        if self.proposed is None:
-            chosen_from = None if self.layer.lm_head is None else self.layer.lm_head.out_features
-        if chosen_from not in (None, size):
-            raise ValueError(f"draft: proposes tokens of {chosen_from}, the target has {size}: give a draft of this target")
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""

@@ -1,6 +1,6 @@
 """Drafts that other trainers published: names of tensors, embeddings, draft vocabulary and shape, read into the house's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ OF_CONFIG = (
     "rope_scaling",
     "rope_parameters",
 )
+SLIDING, FULL = "sliding_attention", "full_attention"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Of the target, or computed: nothing that a draft of ours holds.
 NOT_THE_DRAFTS = ("verifier_norm.weight", "verifier_lm_head.weight")
@@ -65,13 +66,16 @@ class Published:
         """Return the config.json."""
         return self.folder / CONFIG
 
-    def check(self, represented: dict[str, tuple[Any, ...]], faults: list[str]) -> None:
+    def check(self, represented: dict[str, tuple[Any, ...]]) -> None:
         """Raise ValueError, with the field and both values, for what our layers beside this target cannot be.
 
-        represented: fields that may not be others than these, a missing one among them; faults: further ones.
+        represented: fields that may not be others than these, a missing one among them.
         """
-        rope, target, width = self.shape.rope_parameters, self.target, self.found.get("target_hidden_size")
-        faults = [
+        rope = self.shape.rope_parameters
+        of_target = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
+        beside = [(name, getattr(self.shape, name), name) for name in ("hidden_size", "vocab_size", "hidden_act")]
+        beside += [(name, self.found.get(name), key) for name, key in of_target.items()]
+        wrong = [
             *(
                 f"{name}: is {self.found[name]!r}, a draft of ours has {' or '.join(map(repr, values[1:])) or 'none'}"
                 for name, values in represented.items()
@@ -82,129 +86,94 @@ class Published:
                 for name in ("mrope_section", "partial_rotary_factor")
                 if rope.get(name) not in (None, 1, 1.0)
             ),
-            *faults,
+            *(
+                f"{name}: is {own!r}, the target has {getattr(self.target, key)!r}"
+                for name, own, key in beside
+                if own not in (None, getattr(self.target, key))
+            ),
         ]
-        for name, own, wanted in (
-            *((name, getattr(self.shape, name), getattr(target, name)) for name in ("hidden_size", "vocab_size", "hidden_act")),
-            ("target_hidden_size", target.hidden_size if width is None else width, target.hidden_size),
-        ):
-            if own != wanted:
-                faults.append(f"{name}: is {own!r}, the target has {wanted!r}")
-        if faults:
-            raise ValueError(f"{self.file}: {'; '.join(faults)}; give the target it was trained for, or take another draft")
+        if wrong:
+            raise ValueError(f"{self.file}: {'; '.join(wrong)}; give the target it was trained for, or take another draft")
 
-    def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-        """Return the tensors by our names. Raises ValueError as of own_names and check_embeddings."""
-        state = own_names(read_folder(self.folder), self.folder, rename)
-        check_embeddings(state.pop(EMBEDDINGS, None), embeddings, self.folder)
-        return state
+    def window(self, depth: int, other: int | None = None, *, slides: bool = False) -> int | None:
+        """Return the window of all `depth` layers, None: none. Raises ValueError for layers of both kinds, or of another.
+
+        other, slides: a window by another name, and whether layers slide where their kinds are not said.
+        """
+        kinds = self.found.get("layer_types") or [SLIDING if slides else FULL] * depth
+        if kinds not in ([SLIDING] * depth, [FULL] * depth):
+            told = f"is {kinds!r}, must be {depth} times {SLIDING}, or {FULL}"
+            raise ValueError(f"{self.file}: layer_types: {told}; take another draft")
+        window = self.found.get("sliding_window") or other
+        return int(window) if kinds[0] == SLIDING and window is not None else None
+
+    def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] = ("", "")) -> dict[str, Tensor]:
+        """Return the tensors by our names; rename: a beginning of names, and ours.
+
+        Raises ValueError for embeddings other than the target's, but for the rounding of their type.
+        """
+        own: dict[str, Tensor] = {}
+        for name, tensor in read_folder(self.folder).items():
+            plain = name.removeprefix("model.")
+            if plain in NOT_THE_DRAFTS or plain.endswith(INVERSE_FREQUENCIES):
+                log(f"{self.folder}: {name}: left out, it is the target's or follows from {ROPE}")
+            else:
+                own[plain.replace(*rename, 1) if plain.startswith(rename[0]) else plain] = tensor
+        found = own.pop(EMBEDDINGS, None)
+        if found is not None:
+            target = embeddings()
+            alike = found.shape == target.shape and (
+                torch.equal(target.to(found.dtype), found) or torch.equal(found.to(target.dtype), target)
+            )
+            if not alike:
+                raise ValueError(
+                    f"{self.folder}: {EMBEDDINGS}: differs from the target's, which our drafts share. Give the target that the "
+                    "draft was trained for; a draft that trained embeddings of its own cannot be represented"
+                )
+            log(f"{self.folder}: {EMBEDDINGS}: left out, it is the target's own")
+        return own
 
     def layers(
-        self, said: Sequence[int] | None, given: tuple[int, ...] | None, schema: type[LayerSettings], key: str, first: int
+        self, schema: type[LayerSettings], key: str, inputs: list[int] | None, outputs: list[int] | None
     ) -> tuple[int, ...]:
-        """Return the layers whose inputs are read: those that the file says, that the user gives, or engines' default.
+        """Return the layers whose inputs are read: those that the file says, by inputs or by outputs, or engines' default.
 
-        Raises ValueError for others than ascending ones of the target's from `first` on.
+        Raises ValueError for others than ascending ones that such a draft can read of the target.
         """
-        last = self.target.num_hidden_layers - 1
-        if said and given not in (None, tuple(said)):
-            raise ValueError(f"--layers: {list(given or ())}: {self.file} says inputs of {list(said)}; leave it out")
-        chosen = tuple(said or given or ())
+        for said in (inputs, outputs):
+            check_values(schema, {"layers": said}, f"{self.file}: {key}", ELSEWHERE)
+        first, last, count = schema.first, self.target.num_hidden_layers - 1, schema.count
+        chosen = tuple(inputs or [layer + 1 for layer in outputs or ()])
         if not chosen:
             chosen = schema().read_of(last + 1)
             log(f"{self.file}: {key}: missing; engines' default, inputs of layers {list(chosen)}, is taken")
-        if list(chosen) != sorted({each for each in chosen if first <= each <= last}):
+        ascending = sorted({each for each in chosen if first <= each <= last})
+        if list(chosen) != ascending or len(chosen) != (count or len(chosen)):
             raise ValueError(
-                f"{self.file}: {key}: inputs of layers {list(chosen)}: must be of the target's layers {first} to {last}, "
-                f"ascending, each once; {ELSEWHERE}"
+                f"{self.file}: {key}: inputs of layers {list(chosen)}: must be {f'{count} ' if count else ''}of the target's "
+                f"layers {first} to {last}, ascending, each once; {ELSEWHERE}"
             )
         return chosen
 
     def settings(self, schema: type[Settings], state: dict[str, Tensor], **values: Any) -> Settings:
-        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`."""
-        vocabulary, ids = None, None
-        if HEAD in state:
-            vocabulary, ids = vocabulary_of(state, self.found.get("draft_vocab_size"), self.target.vocab_size, self.folder)
-        values |= {"vocabulary": vocabulary, "target_vocabulary": None if ids is None else self.target.vocab_size}
-        values |= own_shape(self.shape, self.target, schema, self.file)
-        check_values(schema, values, str(self.file), ELSEWHERE)
-        warn_of_positions(self.shape, self.target, self.file)
-        return schema(**values, ids=ids)
+        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`.
 
-
-def warn_of_positions(published: Any, target: Any, file: Path) -> None:
-    """Warn where a draft was made for shorter texts than its target."""
-    own, wanted = published.max_position_embeddings, target.max_position_embeddings
-    if own < wanted:
-        log(
-            f"warning: {file}: max_position_embeddings: is {own}, the target has {wanted}: it was hardly trained on longer "
-            f"texts, and its acceptance falls beyond {own} tokens; train it on rows that are as long as the texts to be drafted"
-        )
-
-
-def own_names(found: dict[str, Tensor], folder: Path, rename: tuple[str, str] | None = None) -> dict[str, Tensor]:
-    """Tensors by our names; rename: a beginning of names, and ours. Raises ValueError for two of one name."""
-    own: dict[str, Tensor] = {}
-    for name, tensor in found.items():
-        plain = name.removeprefix("model.")
-        if plain in NOT_THE_DRAFTS or plain.endswith(INVERSE_FREQUENCIES):
-            log(f"{folder}: {name}: left out, it is the target's or follows from {ROPE}")
-            continue
-        if rename is not None and plain.startswith(rename[0]):
-            plain = plain.replace(*rename, 1)
-        if plain in own:
-            raise ValueError(f"{folder}: {name}: there are two tensors of this name, with and without a prefix; {ELSEWHERE}")
-        own[plain] = tensor
-    biases = [name for name in own if name.endswith(".bias")]
-    if biases:
-        raise ValueError(f"{folder}: {', '.join(biases)}: our layer has no biases; take another draft")
-    return own
-
-
-def check_embeddings(found: Tensor | None, embeddings: Callable[[], Tensor], folder: Path) -> None:
-    """Raise ValueError for embeddings other than the target's, but for the rounding of their type."""
-    if found is None:
-        return
-    target = embeddings()
-    same = found.shape == target.shape and (
-        torch.equal(target.to(found.dtype), found) or torch.equal(found.to(target.dtype), target)
-    )
-    if not same:
-        differing = "shapes" if found.shape != target.shape else f"{int((found != target).any(1).sum())} of its rows"
-        raise ValueError(
-            f"{folder}: {EMBEDDINGS}: differs from the target's in {differing}; our drafts share the target's embeddings. Give "
-            "the target that the draft was trained for; a draft that trained embeddings of its own cannot be represented"
-        )
-    log(f"{folder}: {EMBEDDINGS}: left out, it is the target's own")
-
-
-def vocabulary_of(
-    state: dict[str, Tensor], told: int | None, tokens: int, folder: Path
-) -> tuple[int | None, tuple[int, ...] | None]:
-    """Return how many tokens a head proposes, and which; None and None: all. Both of the vocabulary's tensors leave `state`."""
-    proposed = len(state[HEAD])
-    if told not in (None, proposed):
-        raise ValueError(f"{folder}: draft_vocab_size: is {told}, {HEAD} has {proposed} rows; {ELSEWHERE}")
-    own = {name: state.pop(name) for name in (D2T, T2D) if name in state}
-    if proposed == tokens:
-        if D2T in own and bool(own[D2T].any()):
-            raise ValueError(f"{folder}: {D2T}: moves tokens, though all {tokens} are proposed; {ELSEWHERE}")
-        return None, None
-    if D2T not in own:
-        raise ValueError(f"{folder}: {D2T}: is missing, {HEAD} has {proposed} of the target's {tokens} tokens; {ELSEWHERE}")
-    own[D2T] = own[D2T].to(torch.int64)
-    return proposed, ids_of(own, proposed, tokens, folder, ELSEWHERE)
-
-
-def own_shape(published: Any, target: Any, schema: type[LayerSettings], file: Path) -> dict[str, Any]:
-    """Return the parts of a published draft's shape that are not the target's; both are transformers' configurations."""
-    rope = {name: value for name, value in published.rope_parameters.items() if name != "type" and value is not None}
-    if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
-        rope.setdefault("original_max_position_embeddings", published.max_position_embeddings)
-    own = {name: getattr(published, name) for name in SHAPE} | {ROPE: rope}
-    check_values(schema, own, str(file), ELSEWHERE)
-    check_shape(own, str(file))
-    default = layer_config(target, schema())
-    beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(target)}
-    beside[ROPE] = {name: value for name, value in dict(target.rope_parameters).items() if value is not None}
-    return {name: value for name, value in own.items() if value != beside[name]}
+        Both of the vocabulary's tensors leave `state`; of the shape only what is not the target's is told.
+        """
+        ids, tokens = None, self.target.vocab_size
+        tables = {name: state.pop(name).to(torch.int64) for name in (D2T, T2D) if name in state}
+        if HEAD in state and len(state[HEAD]) != tokens:
+            ids = ids_of(tables, len(state[HEAD]), tokens, self.folder, ELSEWHERE)
+            values |= {"vocabulary": len(ids), "target_vocabulary": tokens}
+        elif D2T in tables and bool(tables[D2T].any()):
+            raise ValueError(f"{self.folder}: {D2T}: moves tokens, though all {tokens} are proposed; {ELSEWHERE}")
+        rope = {name: value for name, value in self.shape.rope_parameters.items() if name != "type" and value is not None}
+        if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
+            rope.setdefault("original_max_position_embeddings", self.shape.max_position_embeddings)
+        own = {name: getattr(self.shape, name) for name in SHAPE} | {ROPE: rope}
+        check_values(schema, values | own, str(self.file), ELSEWHERE)
+        check_shape(own, str(self.file))
+        default = layer_config(self.target, schema())
+        beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(self.target)}
+        beside[ROPE] = {name: value for name, value in dict(self.target.rope_parameters).items() if value is not None}
+        return schema(**{"vocabulary": None} | values | {k: v for k, v in own.items() if v != beside[k]}, ids=ids)

@@ -19,6 +19,7 @@ from longspec.atomic_files import read_json, sha256_text
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import HeldOutRow
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.families import position_limit
 from longspec.methods import check_family_named, method_of, settings_of
 from longspec.models.target_config import read_target_config
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
@@ -151,6 +152,11 @@ def checked_config(target_path: str, recipe: Any) -> Any:
     config = read_target_config(target_path)
     check_family_named(recipe, config.model_type, target_path)
     settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)
+    length, positions = recipe.data.sequence_length, position_limit(config)
+    if length > positions:
+        raise ValueError(
+            f"recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; lower it"
+        )
     return config
 
 

@@ -25,7 +25,7 @@ from longspec.states.forward import STATES_ATTENTION, Depth, TargetStates
 from longspec.train.estimate import flops
 from tests.corpus import Corpus
 from tests.eager import EAGER
-from tests.methods.test_cost import seen
+from tests.methods.test_glide import seen
 
 SHAPES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}

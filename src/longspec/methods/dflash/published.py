@@ -16,11 +16,9 @@ from transformers import Qwen3Config
 
 from longspec.methods.dflash.layer import K_NORM
 from longspec.methods.dflash.settings import Settings, mask_token_of
-from longspec.methods.layer_shape import check_values
-from longspec.methods.published_files import ELSEWHERE, HEAD, Published
+from longspec.methods.published_files import HEAD, Published
 from longspec.models.weight_files import telling_damage
 
-SLIDING, FULL = "sliding_attention", "full_attention"
 MASK_EMBEDDING = "mask_embedding.pt"
 # Field of the layers, of the draft, or of dflash_config -> its values that mean what our layers compute, a missing one too.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
@@ -35,56 +33,36 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 }
 
 
-def window_of(found: dict[str, Any], depth: int, file: Path) -> int | None:
-    """Return the window of all layers; None: none. Raises ValueError for layers of both kinds, or of another causality.
-
-    Ours that slide are causal within a block, and others are not. is_causal wins over causal, as in vLLM.
-    """
-    types = found.get("layer_types") or [SLIDING if found.get("use_swa") else FULL] * depth
-    if len(types) != depth or len(set(types)) > 1 or types[0] not in (SLIDING, FULL):
-        raise ValueError(f"{file}: layer_types: is {types!r}, must be {depth} times {SLIDING}, or {FULL}; take another draft")
-    slides = types[0] == SLIDING
-    non_causal = found.get("sliding_window_non_causal")
-    causal = next((found[name] for name in ("is_causal", "causal") if found.get(name) is not None), slides)
-    if causal != slides or (slides and non_causal):
-        raise ValueError(
-            f"{file}: is_causal, causal, sliding_window_non_causal: slots in layers of {types[0]} see "
-            f"{'earlier' if causal and not non_causal else 'all'} slots of their block; in drafts of ours those in layers of "
-            f"{SLIDING} see earlier ones, those of {FULL} all; take another draft"
-        )
-    window = found.get("sliding_window") or found.get("swa_window_size")
-    return int(window) if slides and window is not None else None
-
-
 def read_published(
-    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
-    config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
-    folders that do not say it. Raises ValueError with file, key and both values for what we cannot represent.
+    config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
+    what we cannot represent.
     """
     draft = Published.of(folder, config, target, Qwen3Config, "dflash_config")
     found, file = draft.found, draft.file
     with telling_damage(file, "is no configuration of a draft"):
-        depth, told = draft.layer["num_hidden_layers"], found.get("num_target_layers")
-    faults = [f"num_target_layers: is {told!r}, the target has {target.num_hidden_layers}"]
-    draft.check(REPRESENTED, faults if told not in (None, target.num_hidden_layers) else [])
+        depth = draft.layer["num_hidden_layers"]
+    window = draft.window(depth, found.get("swa_window_size"), slides=bool(found.get("use_swa")))
+    causality = dict.fromkeys(("is_causal", "causal"), (None, window is not None))  # of slots within a block
+    causality |= {} if window is None else {"sliding_window_non_causal": (None, False)}
+    draft.check(REPRESENTED | causality)
     if (folder / MASK_EMBEDDING).is_file():
         raise ValueError(f"{folder / MASK_EMBEDDING}: drafts of ours fill slots by a token's embedding; take another draft")
     state = draft.tensors(embeddings)
     are_inputs = "speculators_model_type" in config
     key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
-    check_values(Settings, {"layers": found.get(key)}, f"{file}: {key}", ELSEWHERE)
-    said = [layer + (not are_inputs) for layer in found.get(key) or ()]
+    said = (found.get(key), None)
     settings = draft.settings(
         Settings,
         state,
-        layers=draft.layers(said, layers, Settings, key, 1),
+        layers=draft.layers(Settings, key, *(said if are_inputs else said[::-1])),
         depth=depth,
         block_size=found.get("block_size"),
         mask_token=mask_token_of(found.get("mask_token_id"), target.vocab_size),
-        sliding_window=window_of(found, depth, file),
+        sliding_window=window,
         tied_k_norm=_tie_k_norms(state, depth),
     )
     if HEAD in state and settings.ids is None:

@@ -3,7 +3,6 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -19,9 +18,9 @@ from longspec.methods.layer_shape import (
     LayerSettings,
     LayerShape,
     Row,
+    check_layers,
     check_method,
     check_proposed,
-    is_named,
     layer_settings,
     layers_of,
     stored_word,
@@ -36,7 +35,7 @@ TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
 WHY_THESE = ""
 ARCHITECTURE = "DFlashDraftModel"
-PUBLISHED = (ARCHITECTURE, "DFlashSpeculator")  # architectures, as others name them
+PUBLISHED = "DFlash"  # DFlashDraftModel, DFlashSpeculator
 COUNTS = {
     "blocks": "blocks drafted",
     "leading_hits": "drafted tokens that are the text's, up to each block's first other one",
@@ -44,7 +43,8 @@ COUNTS = {
 }
 MOST_LAYERS = 8  # of a draft
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-SAME = ("recipe.method", ("layers", "block_size", "mask_token", "sliding_window", *SHAPE))
+OWN = ("depth", "block_size", "mask_token", "tied_k_norm", "sliding_window")
+SAME = ("recipe.method", ("layers", "vocabulary", *OWN, *SHAPE))
 DECAY, D_PACE = "decay", "d_pace"
 Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
 BlockSize = Annotated[Whole, Field(ge=2, le=64)]
@@ -140,14 +140,8 @@ def anchors_of(settings: Settings, row_tokens: int) -> int:
 def check(recipe: Any) -> None:
     """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
     method = recipe.method
-    for key in ("layers", "stored_layers"):
-        layers = None if method[key] is None else list(method[key])
-        least = 1 if key == "layers" else 0
-        if layers is not None and (layers != sorted(set(layers)) or not layers or layers[0] < least):
-            raise ValueError(
-                f"recipe.method.{key}: {layers}: must be layers from {least} on in ascending order, each once, as [2, 16, 29]"
-                + "; config.json names a layer by the one before it, whose output is its input" * least
-            )
+    check_layers("layers", method.layers, Settings.first)
+    check_layers("stored_layers", method.stored_layers, 0)
     missing = sorted(set(method.layers or ()) - set(method.stored_layers or method.layers or ()))
     if method.stored_layers is not None and (method.layers is None or missing):
         raise ValueError(
@@ -167,11 +161,6 @@ def check(recipe: Any) -> None:
         )
 
 
-def is_published(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json is that of a DFlash draft in one of the layouts in which others publish them."""
-    return is_named(config, NAME, PUBLISHED)
-
-
 def mask_token_of(mask_token: int | None, vocabulary: int) -> int:
     """Return the token that fills the slots, of a target of so many tokens. Raises ValueError, with the key, for another."""
     if mask_token is not None and mask_token >= vocabulary:
@@ -183,7 +172,7 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, the mask's token, and more tokens than the draft vocabulary."""
     method = recipe.method
     for chosen in (method.layers, method.stored_layers or method.layers):
-        layers_of(chosen, layers)
+        layers_of(chosen, layers, Settings.first)
     mask_token_of(method.mask_token, vocabulary)
     check_proposed(method, vocabulary)
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from longspec.config.schema import HARD
-from longspec.methods.contract import DraftOutput
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
-from longspec.methods.own_layers import OwnLayersTrainer
+from longspec.methods.own_layers import Measured, OwnLayersTrainer
 from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
@@ -109,37 +108,28 @@ class DFlashTrainer(OwnLayersTrainer):
         by_slot = tuple(weight / sum(weights) for weight in weights) if settings.weights == DECAY else None
         self.weighting = Weighting(by_slot, settings.alpha)
 
-    def forward(
+    def measure(
         self,
+        found: dict[str, Tensor],
         input_ids: Tensor,
         labels: Tensor,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        row_numbers: Tensor | None = None,
-        num_labels: int | None = None,
-        with_llm_loss: bool = True,
+        position_ids: Tensor,
+        document_ids: Tensor | None,
+        with_llm_loss: bool,
         priority: Tensor | None = None,
-        each_step: bool = False,
-    ) -> DraftOutput:
-        """Loss of the blocks of a step, divided by `num_labels`, None = this call's own number of labels.
+    ) -> Measured:
+        """Take the losses of the blocks of a step.
 
-        int64 [B, S] each; position_ids rise by one inside a document. priority [B, S]: the tokens with the highest are the
-        anchors; None: they are spread evenly. The agreement is the first predicted slot's.
-
-        each_step: loss, target's loss and agreement are [K], means over what each slot predicts, without weights.
-
-        counts, over all blocks: `blocks` that have a label; `leading_hits`, their tokens that are the text's, up to the first
-        other one; `outside_vocabulary`, labels that have no loss because the draft cannot propose the token: the text's of hard
-        labels, else the target's likeliest.
-
-        Raises ValueError that names what is out of range.
+        priority [B, S]: the tokens with the highest are the anchors; None: they are spread evenly. The token to learn is the
+        text's of hard labels, else the target's likeliest. counts, over all blocks: `blocks` that have a label; `leading_hits`,
+        their tokens that are the text's, up to the first other one.
         """
-        told = (input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss)
-        position_ids, found = self.look(*told)
         blocks = Blocks.of(labels, document_ids, priority, self.settings)
-        hidden_BQH = self._filled(found, position_ids, blocks)
-        sums = self._sums(hidden_BQH, found, input_ids, blocks, with_llm_loss)
-        return self._output(sums, blocks, num_labels, each_step, with_llm_loss)
+        sums = self._sums(self._filled(found, position_ids, blocks), found, input_ids, blocks, with_llm_loss)
+        counts = {"blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(), "leading_hits": sums.leading_hits}
+        llm_loss = sums.target_K.sum() / sums.reached_K.sum().clamp_min(1) if with_llm_loss else None
+        has_teacher = self.settings.loss != HARD or with_llm_loss
+        return Measured(sums, sums.reached_K, blocks.trained_BS.sum(), llm_loss, has_teacher, counts)
 
     def _filled(self, found: dict[str, Tensor], position_ids_BS: Tensor, blocks: Blocks) -> Tensor:
         """Return the hidden states [B, Q, H] of all blocks' slots, before the last norm."""
@@ -176,24 +166,3 @@ class DFlashTrainer(OwnLayersTrainer):
             take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, kind=settings.loss)
             sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums
-
-    def _output(
-        self, sums: BlockSums, blocks: Blocks, num_labels: int | None, each_step: bool, with_llm_loss: bool
-    ) -> DraftOutput:
-        counts = {
-            "blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(),
-            "leading_hits": sums.leading_hits,
-            "outside_vocabulary": (sums.reached_K - sums.inside_K).sum(),
-        }
-        reached_K, has_teacher = sums.reached_K.clamp_min(1), self.settings.loss != HARD or with_llm_loss
-        agreement_K, target_K = sums.agreements_K / reached_K, sums.target_K / reached_K
-        if each_step:
-            loss_K = sums.losses_K / sums.inside_K.clamp_min(1)
-            return DraftOutput(loss_K, target_K if with_llm_loss else None, agreement_K if has_teacher else None, counts)
-        count = max(1, int(blocks.trained_BS.sum())) if num_labels is None else num_labels
-        return DraftOutput(
-            loss=sums.draft / count,
-            llm_loss=sums.target_K.sum() / sums.reached_K.sum().clamp_min(1) if with_llm_loss else None,
-            agreement=agreement_K[0] if has_teacher else None,
-            counts=counts,
-        )

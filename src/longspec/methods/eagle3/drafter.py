@@ -38,19 +38,11 @@ class Eagle3Drafter(OwnLayersDrafter):
     hidden_BWH: Tensor | None = None  # of the level last asked
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Slots of each prompt, of its newest tokens where there is a window; the first round takes them in with the root."""
-        window, device = self.settings.sliding_window, hidden[self.reads[0]].device
-        longest = max(map(len, prompts))
-        width = longest if window is None else min(window, longest)
-        self.caches = [self.empty_cache()]
-        first = [max(0, len(prompt) - width) for prompt in prompts]
-        following = [prompt[start + 1 : start + width] for prompt, start in zip(prompts, first, strict=True)]
-        tokens_BE = torch.tensor([tokens + [0] * (width - len(tokens)) for tokens in following], device=device)
-        auxiliary = [hidden[name] for name in self.reads]
-        if width < longest:
-            place_BE = torch.tensor(first, device=device)[:, None] + torch.arange(width, device=device)
-            auxiliary = [x_BTH.gather(1, place_BE[:, :, None].expand(-1, -1, x_BTH.shape[2])) for x_BTH in auxiliary]
-        counts_B = torch.tensor([min(len(prompt), width) for prompt in prompts], device=device)
+        """Slots of each prompt; the first round takes them in with the root."""
+        self.caches, auxiliary = [self.empty_cache()], [hidden[name] for name in self.reads]
+        width, device = max(map(len, prompts)), auxiliary[0].device
+        tokens_BE = torch.tensor([prompt[1:] + [0] * (width + 1 - len(prompt)) for prompt in prompts], device=device)
+        counts_B = torch.tensor(list(map(len, prompts)), device=device)
         self.accepted = Accepted(tokens_BE, self.layer.feature(auxiliary), counts_B)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:

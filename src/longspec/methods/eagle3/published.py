@@ -14,13 +14,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from longspec.distributed import log
-from longspec.methods.eagle3.settings import AUXILIARY, MOST_STEPS, NORMS, Settings
-from longspec.methods.layer_shape import check_values
-from longspec.methods.published_files import ELSEWHERE, HEAD, Published
-from longspec.models.weight_files import telling_damage
+from longspec.methods.eagle3.settings import AUXILIARY, NORMS, Settings
+from longspec.methods.published_files import HEAD, Published
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-SLIDING, FULL = "sliding_attention", "full_attention"
 # Field of the layer or of the draft -> its values that mean what our layer computes, a missing one among them.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "llama"),
@@ -32,39 +29,32 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
     "partial_rotary_factor": (None, 1, 1.0),
     "quantization_config": (None,),
     "logit_scale": (None, 1, 1.0),
+    "use_aux_hidden_state": (None, True),
     "num_aux_hidden_states": (None, AUXILIARY),
     "parallel_drafting": (None, False),
-    "pard_token": (None,),
-    "mask_token_id": (None,),
 }
 
 
 def read_published(
-    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
-    config: of its config.json; embeddings: reads the target's, [T, H]; layers: of the target, whose inputs the draft reads, for
-    folders that do not say it beyond doubt. Raises ValueError with file, key and both values for what we cannot represent.
+    config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
+    what we cannot represent.
     """
-    draft = Published.of(folder, config, target, LlamaConfig, "")
-    file, layer, of_speculators = draft.file, draft.layer, "speculators_model_type" in config
-    with telling_damage(file, "is no configuration of a draft"):
-        eagle = config.get("eagle_config") or {}
-        kinds = layer.get("layer_types") or [FULL]
-        proposals = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
-        steps = proposals[0].get("speculative_tokens")
-        faults = [] if kinds[0] in (SLIDING, FULL) else [f"layer_types: is {kinds!r}, must be a list of {SLIDING} or {FULL}"]
-    if eagle.get("use_aux_hidden_state") is False:
-        faults.append("eagle_config.use_aux_hidden_state: is False, a draft of ours reads the target's auxiliary states")
-    draft.check(REPRESENTED, faults)
-    if isinstance(steps, int) and steps > MOST_STEPS:
-        log(f"{file}: speculative_tokens: is {steps}; taken for {MOST_STEPS}, the longest chain that is trained")
-        steps = MOST_STEPS
-    flags = {name: config.get(name) for name in NORMS}
-    flags["norm_before_fc"] = eagle.get("norm_before_fc", flags["norm_before_fc"])
-    if flags["norm_before_residual"] is None and of_speculators:
-        log(f"{file}: norm_before_residual: missing; taken for true, as vLLM does in this layout")
+    draft = Published.of(folder, config, target, LlamaConfig, "eagle_config")
+    draft.check(REPRESENTED)
+    inputs, outputs = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
+    layers = draft.layers(Settings, LAYER_IDS, inputs, outputs)
+    if outputs and not inputs:
+        log(
+            f"{draft.file}: eagle_config.{LAYER_IDS}: taken for outputs, as SGLang does: inputs of layers {list(layers)}. vLLM "
+            f"takes them for inputs; where the draft was trained so, move {LAYER_IDS} to the top of a copy's config.json"
+        )
+    flags = {name: draft.found.get(name) for name in NORMS}
+    if flags["norm_before_residual"] is None and "speculators_model_type" in config:
+        log(f"{draft.file}: norm_before_residual: missing; taken for true, as vLLM does in this layout")
         flags["norm_before_residual"] = True
     state = draft.tensors(embeddings, ("layers.0.", "midlayer."))
     if HEAD not in state:
@@ -72,26 +62,7 @@ def read_published(
     return state, draft.settings(
         Settings,
         state,
-        layers=_layers(draft, config.get(LAYER_IDS), eagle.get(LAYER_IDS), layers),
-        sliding_window=layer.get("sliding_window") if kinds[0] == SLIDING else None,
-        steps=Settings().steps if steps is None else steps,
+        layers=layers,
+        sliding_window=draft.window(1),
         **{name: False if value is None else value for name, value in flags.items()},
     )
-
-
-def _layers(
-    draft: Published, inputs: list[int] | None, outputs: list[int] | None, given: tuple[int, ...] | None
-) -> tuple[int, ...]:
-    """The auxiliary layers, from what config.json says, by inputs or by outputs, or the user. Raises ValueError for others."""
-    for found in (inputs, outputs):
-        check_values(Settings, {"layers": found}, f"{draft.file}: {LAYER_IDS}", ELSEWHERE)
-    if outputs and not inputs and given is None:
-        inputs = [layer + 1 for layer in outputs]
-        log(
-            f"{draft.file}: eagle_config.{LAYER_IDS}: taken for outputs, as SGLang does: inputs of layers {inputs}. vLLM takes "
-            f"them for inputs; where the draft was trained so, give --layers {' '.join(map(str, outputs))}"
-        )
-    chosen = draft.layers(inputs, given, Settings, LAYER_IDS, 0)
-    if len(chosen) != AUXILIARY:
-        raise ValueError(f"{draft.file}: {LAYER_IDS}: {list(chosen)}: must be {AUXILIARY} layers; {ELSEWHERE}")
-    return chosen

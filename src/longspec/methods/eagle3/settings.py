@@ -3,9 +3,9 @@
 Imports no torch: runs are planned with it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -14,17 +14,17 @@ from longspec.config.schema import KNOWN, LATER, LK, SOFT, TV
 from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
-from longspec.methods import layer_shape
 from longspec.methods.layer_shape import (
     SHAPE,
     LayerSettings,
     LayerShape,
     Row,
     Vocabulary,
+    check_layers,
     check_method,
     check_proposed,
-    is_named,
     layer_settings,
+    layers_of,
     stored_word,
     told_of_layers,
 )
@@ -41,20 +41,12 @@ TARGETS: dict[str, str] = {}  # no class was published
 FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
 WHY_THESE = ""
 ARCHITECTURE = "LlamaForCausalLMEagle3"
-PUBLISHED = (
-    ARCHITECTURE,
-    "Eagle3LlamaForCausalLM",
-    "Eagle3Speculator",
-    "Eagle3DraftModel",
-)  # architectures, as others name them
-COUNTS = {
-    "outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary",
-    "past_document": "no loss: past the document's end",
-}
+PUBLISHED = "Eagle3"  # LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, Eagle3Speculator, Eagle3DraftModel
+COUNTS = {"outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary"}
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
-SAME = ("recipe.method", ("layers", *NORMS, "sliding_window", *SHAPE))
+SAME = ("recipe.method", ("layers", "vocabulary", *NORMS, "sliding_window", *SHAPE))
 STARTS = ("random", "identity")
 MOST_STEPS = 64  # of a chain
 Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
@@ -105,9 +97,8 @@ def implied(tokens: int) -> dict[str, Any]:
 class Settings(LayerSettings, Method, Draft):
     """The settings that the answers of METHOD depend on."""
 
-    def read_of(self, target_layers: int) -> tuple[int, ...]:
-        """Return the auxiliary layers."""
-        return layers_of(self.layers, target_layers)
+    first: ClassVar[int] = 0
+    count: ClassVar[int | None] = AUXILIARY
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
@@ -115,29 +106,10 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     return layer_settings(Settings, recipe, vocabulary)
 
 
-def layers_of(layers: Sequence[int] | None, target_layers: int) -> tuple[int, ...]:
-    """The auxiliary layers of a target of so many: those that were chosen, or 2, L // 2 and L - 3.
-
-    Raises ValueError, with the key, where these are not three different ones of the target's.
-    """
-    if target_layers < AUXILIARY:
-        raise ValueError(
-            f"recipe.method.layers: the target has {target_layers} layers, an EAGLE-3 draft reads {AUXILIARY} different ones: "
-            "there is none for this target; train another method"
-        )
-    return layer_shape.layers_of(layers, target_layers, first=0)
-
-
 def check(recipe: Any) -> None:
     """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
     method, draft = recipe.method, recipe.draft
-    if method.layers is not None:
-        layers = list(method.layers)
-        if len(layers) != AUXILIARY or layers != sorted(set(layers)) or layers[0] < 0:
-            raise ValueError(
-                f"recipe.method.layers: {layers}: must be {AUXILIARY} layers in ascending order, each once, as [2, 16, 29]; "
-                "engines collect their hidden states in this order"
-            )
+    check_layers("layers", method.layers, Settings.first, AUXILIARY)
     check_method(method)
     if draft.steps + 1 >= recipe.data.sequence_length:
         raise ValueError(
@@ -151,14 +123,9 @@ def check(recipe: Any) -> None:
         )
 
 
-def is_published(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is that of an EAGLE-3 draft in one of the layouts in which others publish them."""
-    return is_named(config, NAME, PUBLISHED)
-
-
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """It has the layers that are read, and more tokens than the draft vocabulary."""
-    layers_of(recipe.method.layers, layers)
+    layers_of(recipe.method.layers, layers, Settings.first)
     check_proposed(recipe.method, vocabulary)
 
 
@@ -174,24 +141,18 @@ def check_layout(layout: str, method: Mapping[str, Any], context: int | None) ->
     if layout not in LAYOUTS:
         return
     program, norms = LAYOUTS[layout]
+    window, layers, other = method["sliding_window"], method["layers"], "or serve this draft by vLLM"
     for name in norms:
         if method[name]:
-            raise ValueError(
-                f"recipe.method.{name}: true: {program} has no place for it; train with false, or serve this draft by vLLM"
-            )
-    layers = method["layers"]
+            raise ValueError(f"recipe.method.{name}: true: {program} has no place for it; train with false, {other}")
     if layout == "openvino" and layers is not None and 0 in layers:
-        raise ValueError(
-            f"recipe.method.layers: {list(layers)}: OpenVINO reads outputs of layers, and layer 0's input is none; train with "
-            "layers from 1 on, or serve this draft by vLLM"
-        )
-    window = method["sliding_window"]
+        told = "OpenVINO reads outputs of layers, and layer 0's input is none; train with layers from 1 on"
+        raise ValueError(f"recipe.method.layers: {list(layers)}: {told}, {other}")
     if window is not None and (context is None or window < context):
         texts = "texts of any length" if context is None else f"{context} tokens"
         raise ValueError(
             f"recipe.method.sliding_window: {window}: drafts see all of a text in {program}, here {texts}; keep to texts of "
-            f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, or serve this "
-            "draft by vLLM"
+            f"{window} tokens (of an evaluation evaluation.tasks, of an export --context), train with null, {other}"
         )
 
 

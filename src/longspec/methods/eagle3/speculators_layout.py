@@ -7,18 +7,14 @@ transformer_layer_config as it stands, without LlamaConfig's defaults, so that n
 eagle_aux_hidden_state_layer_ids are inputs of layers (models/utils.py, resolve_target_layer_ids; vLLM hands them on).
 """
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from longspec.config.names import HUB_PREFIX
 from longspec.methods import exported_draft
-from longspec.methods.draft_files import CONFIG
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.layer_config import OF_ONE_LAYER
-from longspec.models.weight_files import telling_damage
 
 VERSION = "0.9.0"
 OURS, THEIRS = "midlayer.", "layers.0."
@@ -33,7 +29,6 @@ OF_THE_DRAFT = (
     "tie_word_embeddings",
     "dtype",
 )
-OPTIONAL = ("layer_types", "sliding_window", "dtype")  # without a window, and of a target that names no dtype
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
@@ -42,13 +37,12 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
         raise ValueError(f"--context: {context}: the layout speculators has the draft's own; leave it out")
     draft = exported_draft.read(folder, METHOD, "speculators", context)
     config = draft.content
-    with telling_damage(folder / CONFIG, "is no configuration of a draft"):
-        of_layer, of_draft = _taken(config, OF_THE_LAYER), _taken(config, OF_THE_DRAFT)
-        architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]]
+    # There are no layer_types and no sliding_window without a window, and no dtype of a target that names none.
+    of_layer, of_draft = ({name: config[name] for name in names if name in config} for names in (OF_THE_LAYER, OF_THE_DRAFT))
     source = config["target_source"]
     verifier = {
         "name_or_path": source.removeprefix(HUB_PREFIX) if source.startswith(HUB_PREFIX) else config["target_path"],
-        "architectures": architectures,
+        "architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config["target"]["model_type"]]],
     }
     proposal = {
         "proposal_type": "greedy",
@@ -72,8 +66,3 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
     } | of_draft
     tensors = {name.replace(OURS, THEIRS, 1): tensor for name, tensor in draft.tensors.items()}
     exported_draft.write_folder(out, "speculators", written, tensors, dtype)
-
-
-def _taken(config: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """These fields of a configuration; some may not be there."""
-    return {name: config[name] for name in names if name in config or name not in OPTIONAL}

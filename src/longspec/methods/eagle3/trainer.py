@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.methods.contract import DraftOutput
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.own_layers import OwnLayersTrainer
+from longspec.methods.own_layers import Measured, OwnLayersTrainer
 from longspec.models.attention.chains import KeysValues, attend_chains
-from longspec.models.attention.visibility import PADDING, Visibility, document_starts
+from longspec.models.attention.visibility import Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, chain_cross_entropy
 from longspec.models.losses import NO_LABEL
 from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
@@ -32,15 +31,13 @@ class ChainLabels:
     tokens_N: of the B * S tokens those whose next one is trained and in their document; labels_N: that next one.
 
     For each step, int64 [M]: chains, of the B * (S - 2 - step) that can have a label, those that predict one of these; places:
-    which of the N. past_document: how many predictions, over all chains and steps, would be of a token past the end of the
-    document in which the chain begins.
+    which of the N.
     """
 
     tokens_N: Tensor
     labels_N: Tensor
     chains: list[Tensor]
     places: list[Tensor]
-    past_document: Tensor
 
     @classmethod
     def of(cls, labels_BS: Tensor, document_ids_BS: Tensor | None, steps: int) -> "ChainLabels":
@@ -60,20 +57,7 @@ class ChainLabels:
             places.append(places_BS[:, 1 + step :][reached])
         last = torch.zeros_like(trained_BS[:, :1])
         tokens_N = torch.cat([trained_BS, last], dim=1).flatten().nonzero()[:, 0]
-        return cls(tokens_N, next_BS[trained_BS], chains, places, _count_past_document(labels_BS, document_ids_BS, steps))
-
-
-def _count_past_document(labels_BS: Tensor, document_ids_BS: Tensor | None, steps: int) -> Tensor:
-    """Predictions past a document's end: in step i of a document of n tokens, min(n - 1, i + 1) of its n - 1 chains."""
-    if document_ids_BS is None:
-        document_ids_BS = torch.zeros_like(labels_BS)
-    is_text_BS, starts_BS = document_ids_BS != PADDING, document_starts(document_ids_BS)
-
-    def within(distance: int) -> Tensor:
-        """Tokens with another one so far behind them in their document."""
-        return ((starts_BS[:, distance:] == starts_BS[:, :-distance]) & is_text_BS[:, distance:]).sum()
-
-    return steps * within(1) - torch.stack([within(2 + step) for step in range(steps)]).sum()
+        return cls(tokens_N, next_BS[trained_BS], chains, places)
 
 
 def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
@@ -93,41 +77,21 @@ class Eagle3Trainer(OwnLayersTrainer):
         layers = settings.read_of(config.num_hidden_layers)
         return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
 
-    def forward(
+    def measure(
         self,
+        found: dict[str, Tensor],
         input_ids: Tensor,
         labels: Tensor,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-        row_numbers: Tensor | None = None,
-        num_labels: int | None = None,
-        with_llm_loss: bool = True,
-        each_step: bool = False,
-    ) -> DraftOutput:
-        """Loss of all steps, step i weighted decay^i, divided by `num_labels`, None = this call's own number of labels.
-
-        int64 [B, S] each; position_ids rise by one inside a document. The agreement is the first step's.
-
-        each_step: loss, target's loss and agreement are [steps], those of each step alone, without its weight. They are means
-        over the labels that the step's chains predict; the loss is a mean over those of them for which the target's most
-        likely token is in the draft vocabulary. Where it is not, draft and target disagree.
-
-        counts: two kinds of predictions without a loss, each summed over all chains and steps. `past_document`: the chain
-        begins in a document and has reached its end, or the row's, so that there is no token to predict.
-        `outside_vocabulary`: there is a label, and the target's most likely token is not in the draft vocabulary.
-
-        Raises ValueError that names what is out of range.
-        """
-        told = (input_ids, labels, position_ids, document_ids, row_numbers, num_labels, with_llm_loss)
-        position_ids, found = self.look(*told)
-        if input_ids.shape[1] < self.settings.steps + 2:
-            raise ValueError(
-                f"input_ids: chains of {self.settings.steps} (recipe.draft.steps) find no place in rows of "
-                f"{input_ids.shape[1]} tokens"
-            )
+        position_ids: Tensor,
+        document_ids: Tensor | None,
+        with_llm_loss: bool,
+    ) -> Measured:
+        """Take the losses of all chains, step i weighted decay^i; the target's loss is that of all trained tokens."""
         chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)
-        return self._output(self._sums(rows, found, chain_labels, with_llm_loss), chain_labels, num_labels, each_step)
+        sums, count = self._sums(rows, found, chain_labels, with_llm_loss), len(chain_labels.labels_N)
+        reached_K = torch.tensor([len(places_M) for places_M in chain_labels.places], device=sums.losses_K.device)
+        return Measured(sums, reached_K, count, None if sums.target is None else sums.target / max(1, count))
 
     def _unrolled(
         self, found: dict[str, Tensor], position_ids_BS: Tensor, document_ids_BS: Tensor | None, chain_labels: ChainLabels
@@ -169,19 +133,3 @@ class Eagle3Trainer(OwnLayersTrainer):
             )
             sums: ChainSums = self.draft_model.lm_head(rows, take)
         return sums
-
-    def _output(self, sums: ChainSums, chain_labels: ChainLabels, num_labels: int | None, each_step: bool) -> DraftOutput:
-        device = sums.losses_K.device
-        reached = [len(places_M) for places_M in chain_labels.places]
-        counts = {"outside_vocabulary": sum(reached) - sums.inside_K.sum(), "past_document": chain_labels.past_document}
-        if each_step:
-            reached_K = torch.tensor(reached, device=device).clamp(min=1)
-            llm_loss = None if sums.target_K is None else sums.target_K / reached_K
-            return DraftOutput(sums.losses_K / sums.inside_K.clamp(min=1), llm_loss, sums.agreements_K / reached_K, counts)
-        count = max(1, len(chain_labels.labels_N))
-        return DraftOutput(
-            loss=sums.draft / (count if num_labels is None else num_labels),
-            llm_loss=None if sums.target is None else sums.target / count,
-            agreement=sums.agreements_K[0] / max(1, reached[0]),
-            counts=counts,
-        )

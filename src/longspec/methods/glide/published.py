@@ -7,35 +7,21 @@ from typing import Any
 
 from torch import Tensor
 
-from longspec.methods.draft_files import CONFIG
+from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.methods.glide.layer import FINAL_NORM, UNUSED
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED
 from longspec.models.weight_files import read_folder, read_tensors
 
-PREFIX = "draft_model."  # of a training checkpoint's names
-# What the layer takes of the target's configuration, where the draft's own says it too.
-SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
-
 
 def read_published(
-    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor], layers: tuple[int, ...] | None
+    folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Draft]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
-    folder: or its file of weights; config: of its config.json, {} for a file; embeddings: not read. Raises ValueError with
-    file, key and both values for a draft of another target.
+    folder: or its file of weights; config, embeddings: not read.
     """
-    if layers is not None:
-        raise ValueError(f"--layers: {list(layers)}: GLIDE drafts read the last layer alone; leave it out")
-    for name in SHAPE:
-        wanted = getattr(target, name, None)
-        if name in config and config[name] != wanted:
-            raise ValueError(
-                f"{folder / CONFIG}: {name}: is {config[name]!r}, the target's is {wanted!r}: a draft of another target; give "
-                "that target, or another draft"
-            )
     found = read_tensors(folder) if folder.is_file() else read_folder(folder)
-    state = {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
+    state = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in found.items()}
     final_norm = any(FINAL_NORM in name for name in state)
     return {name: tensor for name, tensor in state.items() if name not in UNUSED}, replace(PUBLISHED, final_norm=final_norm)

@@ -1,6 +1,5 @@
 """The recipe's settings of a GLIDE draft (LongSpec, arXiv 2502.17421). Imports no torch: runs are planned with it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from longspec.engines import VLLM, Served
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
+PUBLISHED = "Glide"  # Qwen2GlideDecoderLayer, say
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
 VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
 SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
@@ -77,12 +77,6 @@ class Draft:
         words(RANDOM, LAST, MIDDLE),
         means("what an untrained layer is: random, or a copy of the target's layer of that place"),
     ] = field(default=RANDOM, metadata=LATER | {"stored": False})
-
-
-def is_published(config: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json names a GLIDE layer as LongSpec published them, such as Qwen2GlideDecoderLayer."""
-    named = config.get("architectures")
-    return isinstance(named, list) and any(isinstance(each, str) and "Glide" in each for each in named)
 
 
 def of(recipe: Any) -> Draft:

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from longspec.config.schema import Model
-from longspec.methods.contract import DraftOutput, DraftTrainer, check_inputs
+from longspec.methods.contract import DraftOutput, DraftTrainer, positions_of
 from longspec.methods.draft_files import (
     TRAINING_PREFIX,
     check_draft_config,
@@ -44,7 +44,7 @@ def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[StateTe
 
 
 def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
-    """The lag as int64 [B], None = 1; None for blocks. Raises ValueError for another word, and another shape or dtype."""
+    """Return the lag as int64 [B], None = 1; None for blocks. Raises ValueError for others, and below 1."""
     batch = input_ids.shape[0]
     if isinstance(lag, str):
         if lag != BLOCKS:
@@ -54,6 +54,8 @@ def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | 
         lag = torch.full((batch,), 1 if lag is None else lag)
     if lag.dtype != torch.int64 or lag.shape != (batch,):
         raise ValueError(f"lag: must be int64 [{batch}], one for each row, is {lag.dtype} {list(lag.shape)}")
+    if bool((lag < 1).any()):
+        raise ValueError(f"lag: {int(lag.min())}: must be 1 or more: a draft never sees the target's key of its own token")
     return lag.to(input_ids.device)
 
 
@@ -150,11 +152,10 @@ class Glide(DraftTrainer):
         the target once for all; document_ids [B, S] for packed rows, of which the last token of each document is not trained;
         num_labels: the loss is divided by it, None = this call's own number of labels; with_llm_loss: measure the target
         too. Hard labels without it end the target's forward after its last layer's keys and values; row_numbers [B]: of the
-        rows in the packed data, by which stored states are found. Raises ValueError that names what is out of range.
+        rows in the packed data, by which stored states are found.
         """
         lags = [_lag_per_row(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
-        drawn = [lag_B for lag_B in lags if lag_B is not None]
-        position_ids = check_inputs(self.config, input_ids, labels, position_ids, document_ids, num_labels, drawn)
+        position_ids = positions_of(input_ids, position_ids)
         wanted = [tensor.name for tensor in reads(self.config, self.draft_settings, with_llm_loss=with_llm_loss)]
         found = self.states(input_ids, position_ids, document_ids, wanted, row_numbers)
         rope, cached = (found[COS], found[SIN]), (found[wanted[0]], found[wanted[1]])
