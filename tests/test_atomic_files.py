@@ -18,6 +18,7 @@ from longspec.atomic_files import (
     new_file,
     new_folder,
     read_json,
+    remove_strays,
     sha256_file,
     write_json,
     write_manifest,
@@ -44,10 +45,10 @@ def test_a_failed_file_or_folder_leaves_the_old_one_and_nothing_else(tmp_path: P
 
 def test_what_a_killed_process_left_beside_a_name_is_removed(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True, check=True)
-    left = [tmp_path / f".a.{pid}{end}.tmp" for pid in (int(ended.stdout), os.getppid(), 1) for end in ("", "-old", "-4711")]
+    left = [tmp_path / f".a.{pid}{end}.tmp" for pid in (int(ended.stdout), os.getpid(), 1) for end in ("", "-old", "-4711")]
     for path in left:
         path.touch()
-    write_json(tmp_path / "a", {})
+    remove_strays(tmp_path / "a")
     assert [path.exists() for path in left] == 3 * [False] + 6 * [True]
 
 

@@ -53,20 +53,20 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def remove_strays(final: Path) -> None:
-    """Remove what killed jobs left beside a final name that is about to be made; one job at a time makes a name."""
-    pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
-    for path in final.parent.glob(".*.tmp"):
-        found = pattern.fullmatch(path.name)
-        if found and not _is_alive(int(found[1])):
-            remove(path)
+def remove_strays(*finals: Path) -> None:
+    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes such a name."""
+    for final in finals:
+        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
+        for path in final.parent.glob(".*.tmp"):
+            found = pattern.fullmatch(path.name)
+            if found and not _is_alive(int(found[1])):
+                remove(path)
 
 
 @contextmanager
 def new_file(final: Path) -> Iterator[Path]:
     """Yield a path beside `final` to write to; it is renamed to `final` when the block ends, and removed when it fails."""
     final.parent.mkdir(parents=True, exist_ok=True)
-    remove_strays(final)
     # Two threads of a process may write one name.
     thread = "" if current_thread() is main_thread() else f"-{get_native_id()}"
     beside = final.with_name(f".{final.name}.{os.getpid()}{thread}.tmp")

@@ -21,6 +21,7 @@ class Repository:
     refs: dict[str, str]
     token: str = ""  # whoever does not send it is refused
     gated: bool = False  # refused at the files alone, as the hub does
+    damaged: bytes = b""  # sent behind every file's bytes
 
 
 @dataclass
@@ -53,6 +54,14 @@ def entry(path: str, content: bytes) -> dict[str, Any]:
     blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
     large = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
     return {"type": "file", "path": path, "size": len(content), "oid": blob} | ({"lfs": large} if len(content) > SMALL else {})
+
+
+def listing(files: dict[str, bytes], folder: str, recursive: bool) -> list[dict[str, Any]]:
+    """What a folder of a repository holds, its folders among it unless all files below are asked for."""
+    inside = {name: name.removeprefix(folder) for name in files if name.startswith(folder)}
+    entries = [entry(name, files[name]) for name, rest in inside.items() if recursive or "/" not in rest]
+    below = {folder + rest.split("/")[0] for rest in inside.values() if "/" in rest}
+    return entries + [{"type": "directory", "path": path, "oid": "0" * 40, "size": 0} for path in sorted(below)]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -96,10 +105,11 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def send_about(self, repository: Repository, parts: list[str], commit: str) -> None:
-        """What the hub's API tells of a commit, or of all files in it."""
+        """What the hub's API tells of a commit, or of a folder in it."""
         about: Any = {"id": "/".join(parts[:2]), "sha": commit, "siblings": [], "tags": [], "gated": repository.gated}
         if parts[2:3] == ["tree"]:
-            about = [entry(name, content) for name, content in repository.commits[commit].items()]
+            folder = "".join(f"{part}/" for part in parts[4:])
+            about = listing(repository.commits[commit], folder, "recursive=true" in self.path.lower())
         self.answer(200, json.dumps(about).encode())
 
     def send_file(self, repository: Repository, name: str, commit: str) -> None:
@@ -111,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         content = repository.commits[commit][name]
         tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X_Repo_Commit": commit}
-        self.answer(200, content, **tag)
+        self.answer(200, content + repository.damaged, **tag)
 
 
 @contextmanager

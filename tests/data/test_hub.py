@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from longspec.atomic_files import check_files, read_json
-from longspec.data.hub import make
+from longspec.data import hub as fetch
 from tests.data.hub_standin import Hub
 
 TOKEN = "hf_secretOfNobody"
@@ -76,7 +76,7 @@ def fetched(manifest: dict, out: Path) -> list[str]:
     ],
 )
 def test_only_the_files_a_name_stands_for_are_downloaded(server: Hub, out: Path, source: str, names: list[str]) -> None:
-    manifest = make(source, "main", out)
+    manifest = fetch.make(source, "main", out)
     assert fetched(manifest, out) == names
     assert manifest["commit"] == server.repositories["o/n"].refs["main"]
     assert {name: (out.parent / "files" / name).read_bytes() for name in names} == {name: FILES[name] for name in names}
@@ -84,48 +84,68 @@ def test_only_the_files_a_name_stands_for_are_downloaded(server: Hub, out: Path,
     assert sent == set(names)
 
 
+def test_without_a_card_the_names_of_files_tell_the_splits(server: Hub, out: Path) -> None:
+    server.add("o/plain", {"train.jsonl": lines("a"), "dev.jsonl": lines("b"), "docs/how.md": b"text"})
+    assert fetched(fetch.make("hf:o/plain", "main", out), out) == ["train.jsonl"]
+    assert fetched(fetch.make("hf:o/plain:validation", "main", out), out) == ["dev.jsonl"]
+
+
 def test_a_later_fetch_downloads_nothing_and_asks_nothing_of_a_commit(server: Hub, out: Path) -> None:
-    first = make("hf:o/n", "main", out)
+    first = fetch.make("hf:o/n", "main", out)
     before = len(server.asked_for("jsonl"))
-    assert make("hf:o/n", "main", out) == first
+    assert fetch.make("hf:o/n", "main", out) == first
     assert len(server.asked_for("jsonl")) == before
-    pinned = make("hf:o/n", first["commit"], out)
+    pinned = fetch.make("hf:o/n", first["commit"], out)
     assert {**pinned, "revision": "main"} == first
     server.requests.clear()
-    assert make("hf:o/n", first["commit"], out) == pinned
+    assert fetch.make("hf:o/n", first["commit"], out) == pinned
     assert server.requests == []
 
 
 def test_a_branch_that_moved_is_refused_and_accepted_by_its_commit(server: Hub, out: Path) -> None:
-    first = make("hf:o/n", "main", out)
+    first = fetch.make("hf:o/n", "main", out)
     kept = out.read_bytes()
     other = server.commit("o/n", FILES | {TRAIN[1]: lines("new")})
     with pytest.raises(ValueError, match=f"is commit {other} now.* keeps {first['commit']}") as error:
-        make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     assert f"`revision: {first['commit']}` to stay, or `revision: {other}` to accept" in str(error.value)
     assert out.read_bytes() == kept
-    assert fetched(make("hf:o/n", first["commit"], out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", first["commit"], out), out) == TRAIN
     server.requests.clear()
-    assert fetched(make("hf:o/n", other, out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", other, out), out) == TRAIN
     assert (out.parent / "files" / TRAIN[1]).read_bytes() == lines("new")
     assert not server.asked_for(TRAIN[0])
 
 
 def test_bytes_that_are_not_the_kept_ones_are_refused(server: Hub, out: Path) -> None:
-    make("hf:o/n", "main", out)
+    fetch.make("hf:o/n", "main", out)
     path = out.parent / "files" / TRAIN[0]
     path.write_bytes(lines("z"))
     with pytest.raises(ValueError, match=r"train-00000-of-00002\.jsonl: its SHA-256 differs .*remove the file"):
-        make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
     path.unlink()
     server.requests.clear()
-    assert fetched(make("hf:o/n", "main", out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/n", "main", out), out) == TRAIN
     assert len(server.asked_for("jsonl")) == 1
-    path.unlink()
-    repository = server.repositories["o/n"]
-    repository.commits[repository.refs["main"]] = FILES | {TRAIN[0]: lines("y")}
-    with pytest.raises(ValueError, match=r"hf:o/n: the hub has other bytes than .* keeps"):
-        make("hf:o/n", "main", out)
+
+
+def test_a_commit_whose_bytes_changed_is_refused(server: Hub, out: Path) -> None:
+    commit = fetch.make("hf:o/n/small.jsonl", "main", out)["commit"]
+    (out.parent / "files/small.jsonl").unlink()
+    server.repositories["o/n"].commits[commit] = FILES | {"small.jsonl": lines("y", 1)}
+    with pytest.raises(ValueError, match=r"hf:o/n/small\.jsonl: the hub has other bytes than .* keeps"):
+        fetch.make("hf:o/n/small.jsonl", "main", out)
+
+
+def test_files_of_another_size_never_take_their_place(server: Hub, out: Path) -> None:
+    server.repositories["o/n"].damaged = b"???"
+    with pytest.raises(ValueError, match=r"hf:o/n: README\.md: what arrived are not the bytes of commit"):
+        fetch.make("hf:o/n", "main", out)
+    with pytest.raises(ValueError, match=r"train-0000\d-of-00002\.jsonl: what arrived are not the bytes of commit"):
+        fetch.make("hf:o/n/data/train-*", "main", out)
+    assert not list((out.parent / "files").rglob("*.jsonl"))
+    server.repositories["o/n"].damaged = b""
+    assert fetched(fetch.make("hf:o/n", "main", out), out) == TRAIN
 
 
 def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
@@ -133,57 +153,72 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
 ) -> None:
     server.add("o/closed", FILES, token=TOKEN)
     with pytest.raises(ValueError, match=r"hf:o/closed: .*RepositoryNotFoundError: .*HF_TOKEN"):
-        make("hf:o/closed", "main", out)
+        fetch.make("hf:o/closed", "main", out)
     assert {token for _, _, token in server.requests} == {None}
     server.requests.clear()
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     caplog.set_level("DEBUG")
-    assert fetched(make("hf:o/closed", "main", out), out) == TRAIN
+    assert fetched(fetch.make("hf:o/closed", "main", out), out) == TRAIN
     assert {token for _, path, token in server.requests if "o/closed" in path} == {f"Bearer {TOKEN}"}
     assert TOKEN not in caplog.text
     for path in out.parents[2].rglob("*"):
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
 
 
-FAULTS = [  # what is set in the environment, what is asked for, and what is said of it
-    ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "hf:o/n/data/train-*", "main", "the hub gives nothing (ConnectError"),
-    ({"HF_HUB_OFFLINE": "1"}, "hf:o/n:test", "main", "HF_HUB_OFFLINE is set"),
-    ({}, "hf:o/gated/data/train-*", "main", "the hub gives nothing (GatedRepoError"),
-    ({}, "hf:o/n/data/train-*", "v9", "the hub gives nothing (RevisionNotFoundError"),
-    ({}, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
-    ({}, "hf:o/n:large:train", "main", "its files cannot be told apart (BuilderConfig 'large' not found."),
-]
+def close(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
 
 
-@pytest.mark.parametrize(("environment", "source", "revision", "reason"), FAULTS)
+def offline(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+def gate(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.repositories["o/n"].gated = True
+
+
+FAULTS = {
+    "no answer": (close, "hf:o/n/data/train-*", "main", "the hub gives nothing (ConnectError"),
+    "offline": (offline, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE is set"),
+    "gated": (gate, "hf:o/n/data/train-*", "main", "the hub gives nothing (GatedRepoError"),
+    "no revision": (None, "hf:o/n/data/train-*", "v9", "the hub gives nothing (RevisionNotFoundError"),
+    "no split": (None, "hf:o/n:trail", "main", "config 'default' has no split 'trail'; its splits: test, train;"),
+    "no config": (None, "hf:o/n:large:train", "main", "its files cannot be told apart (BuilderConfig 'large' not found."),
+    "a split offline": (offline, "hf:o/n:test", "main", "HF_HUB_OFFLINE is set"),
+}
+
+
+@pytest.mark.parametrize("case", FAULTS)
 def test_without_the_hub_it_says_where_to_get_the_files(
-    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, environment: dict, source: str, revision: str, reason: str
+    server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    server.add("o/gated", FILES, gated=True)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
+    spoil, source, revision, reason = FAULTS[case]
+    if spoil:
+        spoil(server, monkeypatch)
     with pytest.raises(ValueError, match=f"and copy {out.parent}/ here, or name files of this machine as the source$") as error:
-        make(source, revision, out)
+        fetch.make(source, revision, out)
     assert str(error.value).startswith(f"{source}: {reason}")
     assert "\n" not in str(error.value)
     assert not out.exists()
 
 
 def test_files_that_are_kept_are_taken_without_the_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = make("hf:o/n", "main", out)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert make("hf:o/n", "main", out) == first
+    first = fetch.make("hf:o/n", "main", out)
+    offline(server, monkeypatch)
+    assert fetch.make("hf:o/n", "main", out) == first
     (out.parent / "files" / TRAIN[0]).unlink()
     with pytest.raises(ValueError, match="HF_HUB_OFFLINE is set"):
-        make("hf:o/n", "main", out)
+        fetch.make("hf:o/n", "main", out)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("../../x.jsonl", r"the name '\.\./\.\./x\.jsonl' leads out"), ("train.csv", r"train\.csv: of no known kind; known by")],
-)
-def test_a_file_that_cannot_be_read_is_refused_before_it_comes(server: Hub, out: Path, name: str, message: str) -> None:
-    server.add("o/odd", {name: lines("a")})
-    with pytest.raises(ValueError, match=message):
-        make("hf:o/odd", "main", out)
+def test_a_name_that_leads_out_of_the_repository_is_refused(server: Hub, out: Path) -> None:
+    server.add("o/out", {"../../x.jsonl": lines("a")})
+    with pytest.raises(ValueError, match=r"hf:o/out: the name '\.\./\.\./x\.jsonl' leads out"):
+        fetch.make("hf:o/out", "main", out)
+
+
+def test_a_file_of_no_known_kind_is_refused(server: Hub, out: Path) -> None:
+    server.add("o/table", {"train.csv": lines("a")})
+    with pytest.raises(ValueError, match=r"train\.csv: of no known kind; known by their names: "):
+        fetch.make("hf:o/table", "main", out)
     assert not server.asked_for("csv")

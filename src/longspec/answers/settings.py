@@ -5,8 +5,9 @@ import shlex
 import shutil
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from longspec.atomic_files import sha256_text
 from longspec.config.schema import PRECISIONS, Known
@@ -28,9 +29,16 @@ ONLY = {
 }
 
 
+def _checked_address(text: str) -> str:
+    """Return an address. Raises ValueError for a port above 65535 and for brackets around what is no IPv6 address."""
+    _ = urlsplit(text).port
+    return text
+
+
 Address = Annotated[
     Text,
     Field(pattern=r"^https?://[^\s@/:][^\s@/]*(/[^\s@]*)?$", title="an address such as http://host:8000/v1"),
+    AfterValidator(_checked_address),
 ]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from longspec.atomic_files import check_files, describe_files, read_json, write_manifest
+from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_manifest
 from longspec.config.names import HUB_PREFIX, is_repository
 from longspec.data.read.source_files import ARCHIVE, kind_of
 from longspec.shown import brief
@@ -28,6 +28,7 @@ LOG = logging.getLogger(__name__)
 FILES = "files"
 MANIFEST = "data/hub/{dataset}/manifest.json"
 Manifest = dict[str, Any]
+Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFile
 
 
 class UnavailableError(ValueError):
@@ -122,41 +123,49 @@ def _hub() -> Iterator[Any]:
         raise UnavailableError(f"the hub gives nothing ({type(cause).__name__}: {brief(cause)}{closed})") from error
 
 
-def _look_up(source: Source, revision: str) -> tuple[str, list[str]]:
-    """The commit that a revision (branch, tag, commit) names now, and the names of all files of the repository at it."""
+def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
+    """The commit that a revision (branch, tag, commit) names now, and all files of the repository at it."""
     with _hub() as api:
         commit = api.dataset_info(source.repository, revision=revision).sha
-        names = api.list_repo_files(source.repository, revision=commit, repo_type="dataset")
-    for name in names:
+        entries = list(api.list_repo_tree(source.repository, recursive=True, revision=commit, repo_type="dataset"))
+    found = {entry.path: entry for entry in entries if hasattr(entry, "blob_id")}  # the others are folders
+    for name in found:
         if name.startswith("/") or ".." in name.split("/"):
             raise ValueError(f"{source.text}: the name {name!r} leads out of the repository")
-    return commit, names
+    return commit, found
 
 
-def _download(source: Source, commit: str, names: list[str], folder: Path) -> None:
+def _has_bytes_of(remote: Remote, path: Path) -> bool:
+    return path.stat().st_size == remote.size and (not remote.lfs or sha256_file(path) == remote.lfs.sha256)
+
+
+def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
     """Bring what is not there yet, or has other bytes than at this commit."""
-    patterns = [escape(name) for name in names]
+    names = [escape(name) for name in files]
     with _hub() as api:
-        api.snapshot_download(
-            source.repository, repo_type="dataset", revision=commit, allow_patterns=patterns, local_dir=folder
-        )
+        api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
     # When the hub refuses a file, an older one that is here is taken for it.
-    if missing := [name for name in names if not (folder / name).is_file()]:
+    if missing := [name for name in files if not (folder / name).is_file()]:
         raise UnavailableError(f"the hub gives no {missing[0]}")
+    damaged = [name for name, remote in files.items() if not _has_bytes_of(remote, folder / name)]
+    for name in damaged:
+        (folder / name).unlink()
+    if damaged:
+        raise ValueError(f"{source.text}: {damaged[0]}: what arrived are not the bytes of commit {commit}; fetch again")
 
 
-def _chosen(source: Source, commit: str, names: list[str]) -> list[str]:
+def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> dict[str, Remote]:
     """The files that a name stands for. Raises ValueError for one that nothing reads, before it comes."""
     card = ""
-    if not source.file and CARD in names:
+    if not source.file and CARD in files:
         with TemporaryDirectory() as folder:
-            _download(source, commit, [CARD], Path(folder))
+            _download(source, commit, {CARD: files[CARD]}, Path(folder))
             card = (Path(folder) / CARD).read_text(encoding="utf-8")
-    chosen = choose(source, sorted(names), card)
+    chosen = choose(source, sorted(files), card)
     for name in chosen:
         if not name.endswith(ARCHIVE):
             kind_of(Path(name))
-    return chosen
+    return {name: files[name] for name in chosen}
 
 
 def make(text: str, revision: str, out: Path) -> Manifest:
@@ -172,14 +181,14 @@ def make(text: str, revision: str, out: Path) -> Manifest:
     if kept and is_whole and kept["commit"] == revision:
         return kept
     try:
-        commit, names = _look_up(source, revision)
+        commit, remote = _look_up(source, revision)
         if kept and kept["commit"] != commit:
             raise ValueError(
                 f"{text}: revision '{revision}' is commit {commit} now, {out} keeps {kept['commit']}; set "
                 f"`revision: {kept['commit']}` to stay, or `revision: {commit}` to accept the new one"
             )
-        names = _chosen(source, commit, names)
-        _download(source, commit, names, out.parent / FILES)
+        remote = _chosen(source, commit, remote)
+        _download(source, commit, remote, out.parent / FILES)
     except UnavailableError as fault:
         if kept and is_whole:
             LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
@@ -188,7 +197,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
             f"{text}: {fault}; correct the source, or fetch it where the hub gives it and copy {out.parent}/ here, or name "
             "files of this machine as the source"
         ) from fault
-    files = describe_files(out.parent, [f"{FILES}/{name}" for name in names])
+    files = describe_files(out.parent, [f"{FILES}/{name}" for name in remote])
     if kept and kept["files"] != files:
         raise ValueError(f"{text}: the hub has other bytes than {out} keeps; to accept them remove that file")
     manifest = {"source": text, "revision": revision, "repository": source.repository, "commit": commit, "files": files}

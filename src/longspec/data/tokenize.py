@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from longspec.atomic_files import checked_manifest, describe_files, new_file, sha256_file, sha256_text, write_manifest
+from longspec.atomic_files import checked_manifest, describe_files, new_file, remove_strays, sha256_file, sha256_text, write_manifest
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
@@ -82,6 +82,7 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     raw_manifest = checked_manifest(raw)
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
+    remove_strays(arrow)
     with new_file(arrow) as beside:
         with TokenWriter(beside) as writer:
             counts = _write(Encoder(tokenizer), _groups(train, shard, num_shards), writer)

@@ -47,8 +47,7 @@ class ShardWriter:
         names, listed = set(map(part_name, self.parts)), {}
         with suppress(ValueError):  # no shard is finished here, or its manifest is damaged
             listed = read_json_object(self.out / SHARD).get("files", {})
-        for name in names:
-            remove_strays(self.out / name)
+        remove_strays(*(self.out / name for name in names))
         for path in sorted(self.out.glob("rows-*")):
             found = describe_files(self.out, [path.name])
             if path.name in names and self._is_own(path) and listed.get(path.name, found[path.name]) == found[path.name]:

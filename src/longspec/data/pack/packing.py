@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from longspec.atomic_files import describe_files, new_file, sha256_file, write_manifest
+from longspec.atomic_files import describe_files, new_file, remove_strays, sha256_file, write_manifest
 from longspec.config import COLLATIONS
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists, row_schema, view
@@ -100,6 +100,7 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
     manifest = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
     manifest |= _describe_shards(shards, tokens)
     step = max(1, BATCH_TOKENS // sequence_length)
+    remove_strays(out.parent / ROWS)
     with new_file(out.parent / ROWS) as beside:
         with pa.ipc.new_file(str(beside), row_schema(sequence_length)) as writer:
             for start in tqdm(range(0, rows, step), disable=None):

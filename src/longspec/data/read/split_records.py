@@ -15,7 +15,7 @@ import jsonlines
 from tqdm import tqdm
 
 from longspec import jsonl
-from longspec.atomic_files import new_file
+from longspec.atomic_files import new_file, remove_strays
 from longspec.data.align import pipeline
 from longspec.data.align.fields import Record
 from longspec.data.read.record_checks import RecordError
@@ -92,6 +92,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
     # As the last step, so that a fault says which element of a flattened list it is in.
     steps = [*aligners, pipeline.Aligner("format", check)]
     counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
+    remove_strays(*(out.parent / file for file in OUTPUTS))
     out.unlink(missing_ok=True)
     with ExitStack() as stack:
         beside = {file: stack.enter_context(new_file(out.parent / file)) for file in OUTPUTS}
