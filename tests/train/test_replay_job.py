@@ -1,7 +1,7 @@
 """A stage of several data sets that replays an earlier one's rows: from its target and from stored states, killed or not."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,9 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
     with pytest.raises(ValueError, match=re.escape(f"{told}: books, chats")):
         open_rows(read_job(mixed, ONE))
-    one = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off", "files.states=states.json"], ONE)
-    with pytest.raises(ValueError, match=r"--states: 1 given; .*, one for each of --data, in the same order"):
-        open_stored(one, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
-
-
-def stored_states(folder: Path, job: Job, data: Path, *, held_out: bool = False) -> Path:
-    """The manifest of the states of some rows, or of those held out beside them."""
-    stored = Stored(folder, [*RECIPE, *job.overrides], job.target, data)
-    return stored.build(held_out=True) if held_out else stored.manifest()
+    none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ONE)
+    with pytest.raises(ValueError, match=r"--states: missing; "):
+        open_stored(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 
 
 @pytest.mark.slow
@@ -124,10 +118,10 @@ def test_killed_and_from_stored_states_it_trains_the_same(
         trained = {lines[at:].splitlines()[0] for row in range(len(rows)) for at in rows[row].records}
         assert trained.isdisjoint((raw / "held_out.jsonl").read_bytes().splitlines())
     offline = MixJob(tmp_path / "offline", target, mix[0], [*overrides, *OFFLINE], torchrun(2), more=more)
-    of_each = [stored_states(path.parents[1] / "states", offline, path) for path in mix]
-    offline.more = [*more, "--replay-states", f"base={stored_states(tmp_path / 'earlier', offline, earlier)}"]
-    offline.more += ["--states", *map(str, of_each), "--held-out-states"]
-    offline.more += [str(stored_states(path.parents[1] / "states", offline, path, held_out=True)) for path in mix]
+    stored = [Stored(tmp_path / f"states-{n}", [*RECIPE, *offline.overrides], target, path) for n, path in enumerate(mix)]
+    shards = [each.build(held_out=held_out) for each in stored for held_out in (True, False)]
+    shards.append(replace(stored[0], folder=tmp_path / "earlier", data=earlier).build())
+    offline.more = [*more, "--states", *map(str, shards)]
     assert "target weights" not in offline.run()
     assert_same(whole, offline)
     estimates = [[row["held_out"]["loss"] for row in job.rows() if "held_out" in row] for job in (whole, killed, offline)]

@@ -77,33 +77,32 @@ def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -
 
 
 def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
-    """Have the frozen recipes of a run's stages, and their checkpoints where they are trained."""
+    """Have the frozen recipes of a run's stages and their copies of contents, and their checkpoints where they are trained."""
     for stage in stages:
         folder = settings.folder / f"results/{run}/ttt/{stage}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "recipe.yaml").write_text(to_yaml(compose_stage(run, "ttt", stage, settings.folder / "config").recipe))
+        (folder / "states.json").write_text(StatesPlan(settings.plan(runs=[run])).read(f"{run}/ttt/{stage}")[0])
         if trained:
             (folder / "checkpoint.json").write_text("{}")
 
 
 def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(settings: Settings) -> None:
     another(settings.folder, "begun")
-    another(settings.folder, "float8", more="recipe: {states: {dtype: float8}}\n")
     states = StatesPlan(settings.plan(runs=[RUN]))
     by_stage = {stage: settings.folder / "data/states" / path for (*_, stage), path in
                 ((name.split("/"), path) for name, path in folders(settings, RUN).items())}  # fmt: skip
     for folder in by_stage.values():
-        (folder / "0-of-2").mkdir(parents=True)
+        folder.mkdir(parents=True)
     frozen(settings, RUN, "base", "long", trained=True)
     frozen(settings, "begun", "base", trained=False)
-    frozen(settings, "float8", "long", trained=False)
     assert StatesPlan(settings.plan(runs=[RUN], keep_states=True)).remove_unneeded() == []
-    left = by_stage["long"].with_name(f".{by_stage['long'].name}.removed")
+    left = settings.folder / "data/states/.removed"
     (left / "0-of-2").mkdir(parents=True)  # by a call that was killed as it removed them
-    assert states.remove_unneeded() == []  # a stage of another run has begun on such states
+    assert states.remove_unneeded() == [by_stage["long"].relative_to(settings.folder)]  # another run has begun on those of base
     assert not left.exists()
     frozen(settings, "begun", "base", trained=True)
-    assert states.remove_unneeded() == [by_stage[stage].relative_to(settings.folder) for stage in ("base", "long")]
+    assert states.remove_unneeded() == [by_stage["base"].relative_to(settings.folder)]
     frozen(settings, RUN, "longcot", trained=True)
     settings.edit(*CHANGED)  # long, and with it longcot, is to be trained again
     assert StatesPlan(settings.plan(runs=[RUN])).remove_unneeded() == []
@@ -148,10 +147,11 @@ def rules(plan: dict[str, dict[str, str]], *names: str) -> list[str]:
 def test_a_stage_is_told_of_its_states_and_a_learning_rate_stores_none_again(trained: Workflow) -> None:
     trained.edit(*CHANGED)
     plan = trained.plan()
-    assert rules(plan, "train", "build_states", "held_out_states", "merge_states") == ["train long", "train longcot"]
+    assert rules(plan, "train", "build_states", "held_out_states") == ["train long", "train longcot"]
     job = plan[f"results/{RUN}/ttt/long/checkpoint.json"]
     folder = r"data/states/demo/stdlib-long-long-nomask-4096-split/hidden-0-1-2-final-bfloat16-\w{8}"
-    assert re.search(rf"--states ({folder})/manifest\.json --held-out-states \1/held-out-1/manifest\.json", job["command"])
+    shards = rf"--states ({folder})/0-of-2/shard\.json \1/1-of-2/shard\.json \1/held-out-1/shard\.json --"
+    assert re.search(shards, job["command"])
 
 
 def test_removed_states_are_not_missed_also_after_a_change_that_is_taken_back(removed: Workflow) -> None:
@@ -180,11 +180,11 @@ def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow
 
 
 def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second_call(removed: Workflow) -> None:
-    """Since the recipe is the same, only Snakemake knows that the stages are to be trained again."""
+    """Since the recipe is the same, only Snakemake knows that the stages are to be trained again. It removes what they left
+    before their jobs, which find no states.
+    """
     removed.edit("config/model/demo.yaml", r"^  seed: 0", "  seed: 1")
-    refused = removed.call("final_draft", "--cores=1")
-    assert refused.returncode != 0
-    told = [line for line in (refused.stdout + refused.stderr).splitlines() if "start the same command again" in line]
-    assert [f"results/{RUN}/ttt/{stage}" in told[0] for stage in STAGES] == [True] * 3
+    assert rules(removed.plan(), "train", "build_states") == [f"train {stage}" for stage in STAGES]
+    (removed.folder / f"results/{RUN}/ttt/base/checkpoint.json").unlink()
     plan = removed.plan()
     assert len(rules(plan, "build_states")) == 2 * len(rules(plan, "train")) == 6

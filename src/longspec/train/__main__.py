@@ -118,8 +118,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
-        # Rank 0 alone hashes files of states that are not known to be whole; the others find its note.
-        of_first_rank(lambda: bool(open_stored(job, rows, held_out.of_each, dtype, vocabulary)), ranks)
         stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
