@@ -52,7 +52,7 @@ from longspec.methods import method_of, vocabulary_for, vocabulary_size
 from longspec.states.build import Computation, build
 from longspec.states.declaration import RowSource, bytes_a_token
 from longspec.states.stored_states import StoredRows, StoredStates
-from longspec.train.micro_batches import ReadAhead, StepBatches
+from longspec.train.micro_batches import ReadAhead, StepBatches, changed
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
 ONE = Ranks(0, 0, 1)
@@ -113,7 +113,7 @@ class Bench:
 
         def run() -> None:
             for _ in self.rows:
-                trainer(**reader.take().arguments, num_labels=2048).loss.backward()
+                trainer(**reader.take(), num_labels=2048).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
             self.wait()
@@ -133,8 +133,10 @@ class InMemory(torch.nn.Module):
         super().__init__()
         self.states, self.found = states, {}
         for row in bench.rows:
-            batch = bench.batches.load(row, np.array([row])).to(bench.device)
-            self.found[row] = states(batch.input_ids, batch.position_ids, batch.document_ids, [], batch.row_numbers)
+            batch = changed(bench.batches.load(row, np.array([row])), lambda tensor: tensor.to(bench.device))
+            names = ("input_ids", "position_ids", "document_ids", "row_numbers")
+            ids, positions, documents, number = (batch[name] for name in names)
+            self.found[row] = states(ids, positions, documents, [], number)
 
     def __getattr__(self, name: str) -> Any:
         try:

@@ -84,7 +84,7 @@ def train(trainer: DraftTrainer, recipe: Any, batches: StepBatches, steps: int) 
             group["lr"] = adam.lr * learning_rate_factor(step, steps, warmup, adam.schedule)
         batch = batches.load(step, batches.row_numbers(step))
         optimizer.zero_grad()
-        trainer(**batch.arguments, num_labels=batches.num_labels(step)).loss.backward()
+        trainer(**batch, num_labels=batches.num_labels(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(trainer.parameters(), adam.clip)
         optimizer.step()
     return time.perf_counter() - began

@@ -62,7 +62,7 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
     batches, found = StepBatches(TrainedRows(rows), recipe, micro_batch, ONE, 400), []
     for step in range(steps):
         batch = batches.load(step, batches.micro_batches(step)[0])
-        output = trainer(**batch.arguments, num_labels=100, **more)
+        output = trainer(**batch, num_labels=100, **more)
         gradients = torch.autograd.grad(output.loss, list(trainer.draft_model.parameters()))
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         told = [output.llm_loss, output.agreement]

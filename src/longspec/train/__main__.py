@@ -77,12 +77,12 @@ def train_step(
         began = time.perf_counter()
         batch = reader.take()
         waited += time.perf_counter() - began
-        labels = (batch.labels[:, 1:] != NO_LABEL).sum()
-        output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
+        labels = (batch["labels"][:, 1:] != NO_LABEL).sum()
+        output = engine(**batch, num_labels=num_labels, with_llm_loss=measured)
         # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.world_size))
         engine.step()
-        losses.append((batch.row_numbers, output.loss.detach()))
+        losses.append((batch["row_numbers"], output.loss.detach()))
         sums[0] += output.loss.detach()
         for total, mean in zip(sums[1:], (output.llm_loss, output.agreement), strict=True):
             if mean is not None:
