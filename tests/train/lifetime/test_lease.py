@@ -1,6 +1,5 @@
 """That one job at a time writes into a stage's folder: on one machine, on several, and after one was taken for dead."""
 
-import errno
 import fcntl
 import json
 import os
@@ -208,22 +207,6 @@ def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
     (tmp_path / lease.LEASE).unlink()
     with pytest.raises(EndError):
         second.check()
-
-
-def test_a_disk_that_does_not_answer_for_a_while_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, silent = acquire(tmp_path), threading.Event()
-
-    def broken(*_: Any) -> NoReturn:
-        silent.set()
-        raise OSError(errno.EIO, "Input/output error")
-
-    for owner, name in ((os, "utime"), (lease, "read")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
-            assert silent.wait(60)
-        silent.clear()
-    assert held._thread.is_alive()
-    assert is_held_by(tmp_path, held)
 
 
 def is_frozen(process: subprocess.Popen[str]) -> bool:
