@@ -117,15 +117,6 @@ def test_a_finished_stage_shows_its_published_metrics(project: Path) -> None:
     assert (stage.state, stage.step, stage.seconds_left, stage.middle("tokens_per_second")) == ("done", 30, None, 2050.0)
 
 
-def test_stages_come_in_the_order_of_their_run(project: Path) -> None:
-    for stage in ("longcot", "base", "zzz", "long"):
-        Made(project, stage)
-    (project / "results/alone").mkdir()
-    (project / "results/alone/recipe.yaml").touch()
-    names = [stage.name.split("/")[-1] for stage in stages.find(project / "results")]
-    assert names == ["alone", "base", "long", "longcot", "zzz"]
-
-
 QUEUED = queued("12", "PENDING", comment=COMMENT.format("base"), workdir="{root}", reason="Priority")
 ALIVE, GONE = {"job": "11"}, {"job": "11", "ago": 300.0}
 

@@ -111,13 +111,6 @@ def test_few_tokens_measure_the_target_as_all_do(states: TargetStates, name: str
     assert torch.equal(unmeasured.loss, sparse.loss)
 
 
-def test_states_of_another_draft_vocabulary_are_refused(states: TargetStates) -> None:
-    method, settings = CASES["eagle3"]
-    others = TopStates(states, 5, method.learnt(Settings(**EAGLES)))
-    with pytest.raises(ValueError, match=r"top_tokens: .* outside this draft's vocabulary of 48; build the states"):
-        method.trainer(others, settings, None)(**batch())
-
-
 def test_what_is_learnt() -> None:
     """Hard labels read no distribution."""
     assert GLIDE.learnt(Draft(**GLIDES, loss="hard")) is None
