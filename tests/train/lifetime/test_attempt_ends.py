@@ -22,31 +22,11 @@ def launch(job: Job, *module: str) -> "subprocess.Popen[str]":
     return start([*launcher, "--", *(module or ["longspec.train"]), *options], job.out)
 
 
-def ended(job: Job, process: "subprocess.Popen[str]") -> str:
-    """The whole log of a job that must not end well."""
-    finish(process)
-    assert process.returncode == 1
-    text = (job.out / "train.log").read_text()
-    return text.rstrip()
-
-
 def tell(pids: list[int], number: signal.Signals) -> None:
     """Send them a signal, as many as are still there: the first may take the others along."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
-    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank. The log ends with the reason."""
-    job = make_job("job", ["recipe.steps=400"])
-    process = launch(job)
-    job.wait_for(2, process)
-    tell([*ranks_of(process).values(), process.pid], signal.SIGTERM)
-    text = ended(job, process)
-    assert f"saved step {job.status()['step']}," in text
-    assert text.splitlines()[-1] == f"stopped at step {job.status()['step']} of 400: signal SIGTERM"
-    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
 
 
 def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
