@@ -35,27 +35,22 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def build_shard(options: argparse.Namespace) -> None:
-    """Build a shard."""
-    ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
-    device = own_device(ranks)
-    if ranks.world_size > 1 or runtime.target == PARTITIONED:
-        from longspec.train.engine import boot  # DeepSpeed takes seconds to import
-
-        device = boot(ranks, runtime.timeout_minutes)
-    packed = PackedRows(options.data)
-    source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
-    rows = rows_of_shard(len(source), options.shard, options.num_shards)
-    computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
-    path = build(options.out, computation, rows)
-    log(f"done: {path}", ranks)
-
-
 def main() -> None:
     """Run one rank; what is wrong with what a user gave is one line."""
     options, code = parser().parse_args(), 0
     try:
-        build_shard(options)
+        ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
+        device = own_device(ranks)
+        if ranks.world_size > 1 or runtime.target == PARTITIONED:
+            from longspec.train.engine import boot  # DeepSpeed takes seconds to import
+
+            device = boot(ranks, runtime.timeout_minutes)
+        packed = PackedRows(options.data)
+        source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
+        rows = rows_of_shard(len(source), options.shard, options.num_shards)
+        computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
+        path = build(options.out, computation, rows)
+        log(f"done: {path}", ranks)
     except (*ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1

@@ -112,12 +112,6 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedul
     return FLOOR + (1 - FLOOR) * left
 
 
-def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """Return a function from optimizer to schedule for DeepSpeed, whose own warm-up schedulers begin with steps at rate 0."""
-    warmup_steps, schedule = round(recipe.optimizer.warmup_ratio * total_steps), recipe.optimizer.schedule
-    return lambda optimizer: LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps, schedule))
-
-
 def sums_in_float32(runtime: Runtime) -> bool:
     """Tell whether DeepSpeed adds the micro batches' bfloat16 gradients up in float32; in bfloat16 most bits are lost.
 
@@ -168,12 +162,17 @@ def build_engine(
     check_optimizer(recipe, runtime)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     elements = sum(parameter.numel() for parameter in trained)
+    warmup_steps, schedule = round(recipe.optimizer.warmup_ratio * total_steps), recipe.optimizer.schedule
+
+    def factor(step: int) -> float:
+        return learning_rate_factor(step, total_steps, warmup_steps, schedule)
+
     engine, _, _, _ = deepspeed.initialize(
         model=module,
         optimizer=MuonForMatrices.of(module, recipe) if recipe.optimizer.name == MUON else None,
         model_parameters=trained,
         config=deepspeed_config(recipe, runtime, *share, dtype, elements),
-        lr_scheduler=scheduler_factory(recipe, total_steps),
+        lr_scheduler=lambda optimizer: LambdaLR(optimizer, factor),  # DeepSpeed's own warm-ups begin with steps at rate 0
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:
         # Here DeepSpeed has already taken an optimizer step with zero gradients.

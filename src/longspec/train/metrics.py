@@ -64,13 +64,6 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return this rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
-    if device.type == "cuda":
-        return {"peak_gpu_bytes": torch.cuda.max_memory_allocated(device)}
-    return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
-
-
 class Meter:
     """Counts what the steps of one job cost."""
 
@@ -83,16 +76,21 @@ class Meter:
     def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
         """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
 
-        `flops` and `mfu` count the model's own operations, over all ranks.
+        `flops` and `mfu` count the model's own operations, over all ranks. The peak is that of this rank's memory so far: what
+        torch allocated on its GPU, or on CPUs the process's resident set.
         """
         batches, step = self.batches, row["step"] - 1
         documents = flops.document_lengths(batches.rows, batches.row_numbers(step))
         of = (self.states.config, batches.method, batches.settings, row["tokens"], documents, batches.num_labels(step))
         measured = measures_target(batches.recipe, self.runtime)
         operations = sum(flops.operations(*of, batches.recipe.states, with_llm_loss=measured))
+        if self.device.type == "cuda":
+            memory = {"peak_gpu_bytes": torch.cuda.max_memory_allocated(self.device)}
+        else:
+            memory = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
         return {
             "tokens_per_second": row["tokens"] / row["seconds"],
             "flops": operations,
             "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
-            **peak_memory(self.device),
+            **memory,
         }

@@ -126,7 +126,7 @@ class StatesPlan:
         """Tell whether a stage and those before it are trained, with the recipes that they have now."""
         stages = self.plan.stages_of(*stage[:2])
         for each in stages[: stages.index(stage) + 1]:
-            folder, recipe = _stage_folder(each), to_yaml(self.plan.configs[each].recipe)
+            folder, recipe = Path(paths.stage_folder(*each)), to_yaml(self.plan.configs[each].recipe)
             if not _is_done(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
                 return False
         return True
@@ -178,10 +178,6 @@ def _path(names: Folder) -> Path:
 
 def _copy(stage: Stage) -> Path:
     return Path(paths.STAGE_STATES.format(linked="/".join(stage)))
-
-
-def _stage_folder(stage: Stage) -> Path:
-    return Path(paths.stage_folder(*stage))
 
 
 def _is_done(folder: Path) -> bool:
