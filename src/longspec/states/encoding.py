@@ -7,8 +7,6 @@ Shapes: B rows, S tokens, K key/value heads, D head width; N tokens, C tokens of
 V the tokens that the distributions are over, k likeliest of them.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -54,28 +52,14 @@ def decode(encoded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
     return found
 
 
-class TopTokens(NamedTuple):
-    """The k likeliest tokens [N, k] of the target's distributions, likeliest first, in the target's numbers; and what else
-    is learnt or measured of the distributions.
-
-    log_probs_Nk: float32, at the temperature, over all tokens or over the draft vocabulary alone; log_sum_exp_N: float32, what
-    was subtracted from logits / temperature to make them. best_N: the likeliest of all the target's tokens. next_log_prob_N:
-    float32, of the given next tokens, over all tokens at temperature 1.
-    """
-
-    tokens_Nk: Tensor
-    log_probs_Nk: Tensor
-    log_sum_exp_N: Tensor
-    best_N: Tensor
-    next_log_prob_N: Tensor
-
-
 @torch.no_grad()
 def top_k_of(
     hidden_NH: Tensor, weight_TH: Tensor, k: int, ids_V: Tensor | None, temperature: float, next_tokens_N: Tensor
-) -> TopTokens:
-    """The k likeliest next tokens after each of N; a chunk of logits at a time.
+) -> tuple[Tensor, ...]:
+    """Return the tensors of tensors.TOP, in its order, for the next tokens after each of N; a chunk of logits at a time.
 
+    Tokens are in the target's numbers, the other numbers float32, and the log-probabilities at the temperature and over the
+    draft vocabulary alone where there is one; the best token and the next one's log-probability are over all tokens at 1.
     hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
     tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
     """
@@ -91,4 +75,4 @@ def top_k_of(
         top_Ck, tokens_Ck = scaled_CV.topk(k)
         tokens_Ck = tokens_Ck if ids_V is None else ids_V[tokens_Ck]
         parts.append((tokens_Ck, top_Ck - normalizer_C1, normalizer_C1[:, 0], best_C, next_C1[:, 0]))
-    return TopTokens(*(torch.cat(chunks) for chunks in zip(*parts, strict=True)))
+    return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))
