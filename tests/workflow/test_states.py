@@ -113,8 +113,6 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
         path = copy.folder / f"results/{RUN}/ttt/{stage}/recipe.yaml"
         path.parent.mkdir(parents=True)
         path.write_text(to_yaml(compose_stage(RUN, "ttt", stage, CONFIG_DIR).recipe))
-        runtime = to_yaml(compose_stage(RUN, "ttt", stage, CONFIG_DIR).runtime)
-        path.with_name("runtime.yaml").write_text(runtime)
     build_all(copy)
     return copy.folder
 
