@@ -55,8 +55,8 @@ def read_shard(path: Path) -> tuple[dict[str, Any], list[Path]]:
     content = read_json_object(path) if path.is_file() else {}
     if {"declaration", "parts"} - content.keys():
         raise ValueError(
-            f"{path}: holds no stored states of this version; after rm -f {quote(str(path.parents[1]))}/*/{SHARD} all are built "
-            "again: by the same snakemake command, or by python -m longspec.states build"
+            f"{path}: holds no stored states of this version; after rm -f {quote(str(path.parents[1]))}/*/{SHARD} all "
+            "are built again: by the same snakemake command, or by python -m longspec.states build"
         )
     parts = [path.with_name(name) for name in content["parts"]]
     for part in parts:
