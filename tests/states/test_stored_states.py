@@ -21,7 +21,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import checked_config
 from longspec.states.load import load_states
-from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
+from longspec.states.stored_states import StoredRows, StoredStates, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from longspec.workflow.states import folder_name
 from tests.states.conftest import Sources
@@ -157,7 +157,7 @@ def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources
     method_object, settings = method_of(stored.config.recipe)
     for row in range(len(source)):
         ids = source.batch([row])[0]
-        asked = {"labels": ids, "row_numbers": torch.tensor([held_out_number(row)]), **method_object.each_step(settings)}
+        asked = {"labels": ids, "row_numbers": torch.tensor([~row]), **method_object.each_step(settings)}
         wanted, found = with_target(ids, **asked), from_files(ids, **asked)
         assert torch.equal(wanted.agreement, found.agreement)
         torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5 if not more or HARD in more else 1, atol=0)

@@ -48,7 +48,8 @@ def workflow_jobs(folder: Path) -> list[QueuedJob]:
 
     The executor names them by a number of its run.
     """
-    return [job for job in my_jobs() if job.is_of(folder) and RUN_ID.search(job.name)]
+    sent = [job for job in my_jobs() if job.workdir and RUN_ID.search(job.name)]
+    return [job for job in sent if Path(job.workdir).resolve() == folder.resolve()]
 
 
 def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:

@@ -116,11 +116,6 @@ class StoredRows:
         return {name: file.get_slice(name)[row - self._firsts[number]] for name in file.keys()}  # noqa: SIM118 - no dictionary
 
 
-def held_out_number(row: int) -> int:
-    """By which the states of a held-out row are asked for, beside those of the rows that are trained."""
-    return -1 - row
-
-
 def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
     """transformers' model of a target's folder with embedding, rotations, final norm and head alone."""
     level = logging.get_verbosity()
@@ -132,7 +127,7 @@ def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
 
 
 class StoredStates(FrozenTarget):
-    """Stored states of training rows, and of held-out ones under their own numbers; a face like forward.TargetStates.
+    """Stored states of training rows, and of held-out ones under the numbers ~row; a face like forward.TargetStates.
 
     config: of the whole target; attention: the draft's backend.
     """
@@ -168,7 +163,7 @@ class StoredStates(FrozenTarget):
         source, rows = self.rows, list(numbers)
         if numbers[0] < 0:
             assert self.held_out is not None, "setup asks for held-out rows only with their states"
-            source, rows = self.held_out, [held_out_number(number) for number in numbers]
+            source, rows = self.held_out, [~number for number in numbers]
         return source.read(rows, pinned=self.head_weight.device.type == "cuda")
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from typing import Any
 
 from longspec.distributed import (
@@ -43,7 +44,7 @@ from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.dry_batch import check_memory
-from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
+from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, sums_in_float32
 from longspec.train.estimate import plan
 from longspec.train.held_out_estimate import HeldOut
 from longspec.train.metrics import Meter, Metrics, whole_lines
@@ -213,7 +214,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     try:
         device = boot(ranks, job.runtime.timeout_minutes)
         # Not before: a signal ends at once a rank that still waits for the others to come.
-        control = control_group(ranks, job.runtime.timeout_minutes)
+        timeout = timedelta(minutes=job.runtime.timeout_minutes)
+        control = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
         stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
         train(job, ranks, device, status, stop)

@@ -93,13 +93,6 @@ def boot(ranks: Ranks, timeout_minutes: int) -> torch.device:
     return device
 
 
-def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
-    """Make a group on CPUs in which ranks agree on stopping without waiting for their GPUs; None for a single rank."""
-    if ranks.world_size == 1:
-        return None
-    return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
-
-
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedule: str = "cosine") -> float:
     """Return the share of the learning rate at 0-based `step`: a linear warm-up from above zero, then `schedule` to the floor.
 
