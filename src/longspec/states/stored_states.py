@@ -93,10 +93,12 @@ class StoredRows:
             parts.sort(key=lambda part: rows_in(part.name).start)
             rows = [row for part in parts for row in rows_in(part.name)]
             if not parts:
-                near, path = min((differences(declaration, held), path) for path, (held, _) in shards.items())
+                apart = [(differences(declaration, held), path) for path, (held, _) in shards.items()]
+                near, path = min(apart, key=lambda each: len(each[0]))
                 raise ValueError(
                     f"{path}: holds other states than this job reads: {'; '.join(near)} (wanted -> stored); start the same "
-                    "snakemake command again, which builds them, or give those of this recipe, target and data"
+                    "snakemake command again, which builds them, or give those of this recipe, target and data, and of the "
+                    "held-out rows (build --held-out) where runtime.held_out_every is set"
                 )
             if rows != list(range(declaration["num_rows"])):
                 held = ", ".join(f"{part.parent} {rows_in(part.name)}" for part in parts)
