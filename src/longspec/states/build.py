@@ -136,6 +136,8 @@ def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]
         if path.name not in names or not _is_whole(path, whole_hash):
             path.unlink()
     missing = [part for part in parts if not (out / part_name(part)).exists()]
+    if missing:
+        (out / SHARD).unlink(missing_ok=True)  # of other files of the same names
     log(f"{out}: {len(parts) - len(missing)} of {len(parts)} files of rows are there")
     return missing
 
