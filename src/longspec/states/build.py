@@ -82,7 +82,7 @@ class Computation:
         found = self.states(ids, positions.to(self.device), documents, self.names)
         if BEST_TOKEN in self.stored:
             k, chosen, temperature = 1, None, 1.0
-            if self.top_k is not None:
+            if self.top_k is not None and self.learnt is not None:
                 k, chosen, temperature = self.top_k, self.learnt.ids, self.learnt.temperature
             ids_V = None if chosen is None else torch.tensor(chosen, device=self.device)
             next_N = ids.roll(-1, dims=1).flatten()  # behind a row's last token its first
