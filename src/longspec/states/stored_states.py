@@ -86,11 +86,14 @@ class StoredRows:
 
     @classmethod
     def of(cls, wanted: Sequence[dict[str, Any]], paths: Sequence[Path]) -> "StoredRows":
-        """Find the rows of these declarations, one after another, among shards. Raises ValueError for what is missing."""
+        """Find the rows of these declarations, one after another, among shards: in any that has the same one.
+
+        Raises ValueError for what is missing.
+        """
         shards, found = {path: read_shard(path) for path in paths}, []
         for declaration in wanted:
-            parts = [part for held, of_shard in shards.values() if held == declaration for part in of_shard]
-            parts.sort(key=lambda part: rows_in(part.name).start)
+            same = [part for held, of_shard in shards.values() if held == declaration for part in of_shard]
+            parts = list(dict(sorted((rows_in(part.name).start, part) for part in same)).values())
             rows = [row for part in parts for row in rows_in(part.name)]
             if not parts:
                 apart = [(differences(declaration, held), path) for path, (held, _) in shards.items()]
