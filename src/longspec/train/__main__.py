@@ -47,7 +47,7 @@ from longspec.train.dry_batch import check_memory
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, sums_in_float32
 from longspec.train.estimate import plan
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.metrics import Meter, Metrics, whole_lines
+from longspec.train.metrics import Metrics, costs_of, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.preemption import SkippedSteps, Stop
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
@@ -147,7 +147,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
-    meter = Meter(batches, trainer.states, job.runtime, ranks, device, dtype)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step
@@ -168,7 +167,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 row |= {} if estimated is None else {"held_out": estimated}
                 if metrics is not None:
-                    row |= meter.numbers(row)
+                    row |= costs_of(row, batches, trainer.states.config, job.runtime, device, dtype)
                     metrics.append(row)
                     trackers.log(row)
                     bar.update()
