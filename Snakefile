@@ -47,11 +47,6 @@ onstart:
         ):  # Slurm's
             for name, block in {"train": TRAIN, **DECODING}.items():
                 check_block(name, block)
-        if not workflow.touch:  # which is to take what is there
-            STATES.begin(
-                [asked_stage(job.wildcards) for job in planned["train"]],
-                [job.output[0] for job in planned["stage_states"]],
-            )
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)

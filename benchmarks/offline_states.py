@@ -40,7 +40,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import ROOT, WORK, describe, write
-from longspec.atomic_files import write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.config import compose
 from longspec.data import draft_vocabulary
 from longspec.data.pack.arrow_shards import PackedRows
@@ -49,11 +49,10 @@ from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
-from longspec.states.build import build
-from longspec.states.compute import Computation
-from longspec.states.declaration import RowSource
+from longspec.states.build import Computation, build
+from longspec.states.declaration import RowSource, bytes_a_token
 from longspec.states.stored_states import StoredRows, StoredStates
-from longspec.train.micro_batches import ReadAhead, StepBatches
+from longspec.train.micro_batches import ReadAhead, StepBatches, changed
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
 ONE = Ranks(0, 0, 1)
@@ -104,7 +103,8 @@ class Bench:
     def build(self, folder: Path, rows: range) -> StoredRows:
         """Build the states anew."""
         shutil.rmtree(folder, ignore_errors=True)
-        return StoredRows.open(build(folder, self.computation, rows, {"command": "benchmarks/offline_states.py"}))
+        shard = build(folder, self.computation, rows)
+        return StoredRows(self.computation.declaration, [folder / name for name in read_json(shard)["parts"]])
 
     def steps(self, trainer: Any) -> Callable[[], None]:
         """A training step of each row, which is read ahead, as the trainer's states are where they are stored."""
@@ -113,7 +113,7 @@ class Bench:
 
         def run() -> None:
             for _ in self.rows:
-                trainer(**reader.take().arguments, num_labels=2048).loss.backward()
+                trainer(**reader.take(), num_labels=2048).loss.backward()
                 optimizer.step()
                 optimizer.zero_grad()
             self.wait()
@@ -133,8 +133,10 @@ class InMemory(torch.nn.Module):
         super().__init__()
         self.states, self.found = states, {}
         for row in bench.rows:
-            batch = bench.batches.load(row, np.array([row])).to(bench.device)
-            self.found[row] = states(batch.input_ids, batch.position_ids, batch.document_ids, [], batch.row_numbers)
+            batch = changed(bench.batches.load(row, np.array([row])), lambda tensor: tensor.to(bench.device))
+            names = ("input_ids", "position_ids", "document_ids", "row_numbers")
+            ids, positions, documents, number = (batch[name] for name in names)
+            self.found[row] = states(ids, positions, documents, [], number)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -184,7 +186,7 @@ def measure(bench: Bench, folder: Path, repeats: int) -> dict[str, Any]:
         "three_epochs_share": online / offline / told,
     }
     tokens = len(bench.rows) * bench.source.sequence_length
-    sizes = {"tokens": tokens, "bytes_a_token": rows.declaration.row_bytes / bench.source.sequence_length}
+    sizes = {"tokens": tokens, "bytes_a_token": bytes_a_token(made.stored)}
     return sizes | {"ratios": ratios, "seconds": least | {"online_3_epochs": online, "offline_3_epochs": offline}}
 
 

@@ -34,7 +34,7 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from longspec.states.declaration import StoredTensor, stored_tensors, target_hash
+from longspec.states.declaration import Tensors, stored_tensors, target_hash
 from longspec.states.encoding import decode, encode
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import EMBEDDED
@@ -57,7 +57,7 @@ T_975 = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365}  # of Stude
 class RoundedStates(TargetStates):
     """A target whose states are rounded as files hold them."""
 
-    def __init__(self, states: TargetStates, tensors: tuple[StoredTensor, ...]) -> None:
+    def __init__(self, states: TargetStates, tensors: Tensors) -> None:
         super().__init__(states.target, attention=states.attention)
         self.tensors = tensors
 
@@ -65,7 +65,7 @@ class RoundedStates(TargetStates):
     def forward(self, *arguments: Any) -> dict[str, Tensor]:
         """As of TargetStates, each stored tensor encoded and decoded."""
         found = super().forward(*arguments)
-        return found | decode(encode(found, self.tensors), self.tensors, found[EMBEDDED].dtype)
+        return found | decode(encode(found, self.tensors), found[EMBEDDED].dtype)
 
 
 def cell(states: TargetStates, name: str, seed: int, dtype: str, steps: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.demo.stdlib import read_modules
 from longspec.models.losses import TOP_BYTES
-from longspec.states.encoding import TopTokens, top_k_of
+from longspec.states.encoding import top_k_of
 
 COUNTS = (16, 64, 256, 1024)
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -57,13 +57,13 @@ def rows_of(documents: Iterator[list[int]], rows: int) -> Tensor:
 
 
 @torch.no_grad()
-def measured(model: Any, ids_RS: Tensor) -> TopTokens:
+def measured(model: Any, ids_RS: Tensor) -> tuple[Tensor, ...]:
     """The likeliest tokens after each of the rows' tokens but the last one."""
     parts = []
     for ids_S in ids_RS:
         final_SH = model.model(ids_S[None]).last_hidden_state[0]
         parts.append(top_k_of(final_SH[:-1], model.lm_head.weight, max(COUNTS), None, 1.0, ids_S[1:]))
-    return TopTokens(*(torch.cat([getattr(part, name) for part in parts]) for name in TopTokens._fields))
+    return tuple(map(torch.cat, zip(*parts, strict=True)))
 
 
 def outcomes(log_probs_Nk: Tensor) -> Tensor:
@@ -87,11 +87,12 @@ def rounding(log_probs_Nk: Tensor, dtype: torch.dtype) -> dict[str, float]:
     }
 
 
-def figures(top: TopTokens, final_bytes: int) -> dict[str, Any]:
+def figures(top: tuple[Tensor, ...], final_bytes: int) -> dict[str, Any]:
     """Of one kind of text, by k."""
     found: dict[str, Any] = {}
+    _, all_Nk, _, best_N, next_log_prob_N = top
     for k in COUNTS:
-        log_probs_Nk = top.log_probs_Nk[:, :k]
+        log_probs_Nk = all_Nk[:, :k]
         mass_N = log_probs_Nk.double().exp().sum(-1)
         size = TOP_BYTES * k + OTHER_BYTES
         found[str(k)] = {
@@ -101,7 +102,7 @@ def figures(top: TopTokens, final_bytes: int) -> dict[str, Any]:
             "of_a_final_hidden_state": size / final_bytes,
             "stored": {name: rounding(log_probs_Nk, dtype) for name, dtype in STORED.items()},
         }
-    return {"tokens": len(top.best_N), "target_loss": -float(top.next_log_prob_N.mean()), "by_k": found}
+    return {"tokens": len(best_N), "target_loss": -float(next_log_prob_N.mean()), "by_k": found}
 
 
 def main() -> None:

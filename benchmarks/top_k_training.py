@@ -32,7 +32,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.encoding import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import BEST_TOKEN, FINAL, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
+from longspec.states.tensors import FINAL, TOP, TOP_LOG_PROBS
 from longspec.train.engine import MuonForMatrices, learning_rate_factor
 from longspec.train.micro_batches import StepBatches
 
@@ -58,13 +58,9 @@ class TopStates(TargetStates):
         ids_V = None if ids is None else torch.tensor(ids)
         final_NH = found.pop(FINAL).flatten(0, 1)
         top = top_k_of(final_NH, self.head_weight, self.k, ids_V, self.distribution.temperature, next_BS.flatten())
-        self.mass.append(float(top.log_probs_Nk.exp().sum(-1).mean()))
-        made = {
-            TOP_TOKENS: top.tokens_Nk.int(),
-            TOP_LOG_PROBS: top.log_probs_Nk.half(),
-            BEST_TOKEN: top.best_N.int(),
-            NEXT_LOG_PROB: top.next_log_prob_N,
-        }
+        made = dict(zip(TOP, top, strict=True))
+        self.mass.append(float(made[TOP_LOG_PROBS].exp().sum(-1).mean()))
+        made[TOP_LOG_PROBS] = made[TOP_LOG_PROBS].half()
         return found | {name: tensor.unflatten(0, next_BS.shape) for name, tensor in made.items()}
 
 
@@ -84,7 +80,7 @@ def train(trainer: DraftTrainer, recipe: Any, batches: StepBatches, steps: int) 
             group["lr"] = adam.lr * learning_rate_factor(step, steps, warmup, adam.schedule)
         batch = batches.load(step, batches.row_numbers(step))
         optimizer.zero_grad()
-        trainer(**batch.arguments, num_labels=batches.num_labels(step)).loss.backward()
+        trainer(**batch, num_labels=batches.num_labels(step)).loss.backward()
         torch.nn.utils.clip_grad_norm_(trainer.parameters(), adam.clip)
         optimizer.step()
     return time.perf_counter() - began

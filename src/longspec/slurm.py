@@ -5,7 +5,6 @@ import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeVar
 
 SECONDS = 30.0  # that Slurm has for an answer
@@ -33,10 +32,6 @@ class QueuedJob:
     reason: str  # why it waits
     elapsed: str
     limit: str
-
-    def is_of(self, folder: Path) -> bool:
-        """Tell whether the job was sent from a folder."""
-        return bool(self.workdir) and Path(self.workdir).resolve() == folder.resolve()
 
 
 def answer_of(command: list[str], environment: dict[str, str] | None = None) -> str:

@@ -51,9 +51,8 @@ class Made:
         return self
 
     def held(self, job: str | None, ago: float = 0, *, released: bool = False) -> "Made":
-        content = {"holder": "h", "job": job, "host": "n1", "boot": "", "pid": 42, "since": "", "released": released}
-        write_json(self.folder / LEASE, content)
-        os.utime(self.folder / LEASE, (time.time() - ago,) * 2)
+        write_json(self.folder / LEASE, {"holder": "h", "job": job, "host": "n1", "boot": "", "pid": 42, "since": ""})
+        os.utime(self.folder / LEASE, (0 if released else time.time() - ago,) * 2)
         return self
 
     def tried(self, *names: str) -> "Made":
@@ -115,15 +114,6 @@ def test_a_finished_stage_shows_its_published_metrics(project: Path) -> None:
     (made.folder / "checkpoint.json").write_text("{}")
     stage = found()["base"]
     assert (stage.state, stage.step, stage.seconds_left, stage.middle("tokens_per_second")) == ("done", 30, None, 2050.0)
-
-
-def test_stages_come_in_the_order_of_their_run(project: Path) -> None:
-    for stage in ("longcot", "base", "zzz", "long"):
-        Made(project, stage)
-    (project / "results/alone").mkdir()
-    (project / "results/alone/recipe.yaml").touch()
-    names = [stage.name.split("/")[-1] for stage in stages.find(project / "results")]
-    assert names == ["alone", "base", "long", "longcot", "zzz"]
 
 
 QUEUED = queued("12", "PENDING", comment=COMMENT.format("base"), workdir="{root}", reason="Priority")

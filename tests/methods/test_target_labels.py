@@ -14,7 +14,7 @@ from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
 from longspec.states.encoding import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import BEST_TOKEN, FINAL, LOG_SUM_EXP, NEXT_LOG_PROB, TOP_LOG_PROBS, TOP_TOKENS
+from longspec.states.tensors import FINAL, TOP
 from tests.eager import EAGER
 from tests.targets import SHAPES, TARGETS, VOCABULARY
 
@@ -45,9 +45,7 @@ class TopStates(TargetStates):
         ids_V = None if ids is None else torch.tensor(ids)
         final_NH = found.pop(FINAL).flatten(0, 1)
         top = top_k_of(final_NH, self.head_weight, self.k, ids_V, self.distribution.temperature, next_BS.flatten())
-        tokens = {TOP_TOKENS: top.tokens_Nk.int(), BEST_TOKEN: top.best_N.int()}
-        named = {TOP_LOG_PROBS: top.log_probs_Nk, NEXT_LOG_PROB: top.next_log_prob_N, LOG_SUM_EXP: top.log_sum_exp_N}
-        return found | {name: tensor.unflatten(0, next_BS.shape) for name, tensor in (tokens | named).items()}
+        return found | {name: tensor.unflatten(0, next_BS.shape) for name, tensor in zip(TOP, top, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -109,10 +107,3 @@ def test_few_tokens_measure_the_target_as_all_do(states: TargetStates, name: str
     unmeasured = pair(states, name, 5)[1](**batch(), with_llm_loss=False)
     assert unmeasured.llm_loss is None
     assert torch.equal(unmeasured.loss, sparse.loss)
-
-
-def test_states_of_another_draft_vocabulary_are_refused(states: TargetStates) -> None:
-    method, settings = CASES["eagle3"]
-    others = TopStates(states, 5, method.learnt(Settings(**EAGLES)))
-    with pytest.raises(ValueError, match=r"top_tokens: .* outside this draft's vocabulary of 48; build the states"):
-        method.trainer(others, settings, None)(**batch())

@@ -30,9 +30,8 @@ def target(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
 def teacher_of(
     hidden: Tensor, head: Tensor, labels: Tensor, k: int, ids: Tensor | None = None, temperature: float = 1.0
 ) -> SparseTeacher:
-    top = top_k_of(hidden, head, k, ids, temperature, labels)
-    numbers = [draft_numbers(tokens.int(), ids) for tokens in (top.tokens_Nk, top.best_N)]
-    return SparseTeacher(numbers[0], top.log_probs_Nk, numbers[1], top.next_log_prob_N)
+    tokens, log_probs, _, best, next_log_prob = top_k_of(hidden, head, k, ids, temperature, labels)
+    return SparseTeacher(draft_numbers(tokens.int(), ids), log_probs, draft_numbers(best.int(), ids), next_log_prob)
 
 
 def outcomes(p_NV: Tensor, log_q_NV: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -140,16 +139,17 @@ def test_probabilities_that_rounding_brought_above_one_are_shared_anew(k: int) -
 def test_the_likeliest_tokens(ids: Tensor | None, temperature: float) -> None:
     """Over all tokens or the draft vocabulary alone; the text's next token and the best one always of all tokens."""
     states, head, labels = target()
-    top, logits = top_k_of(states, head, K, ids, temperature, labels), states @ head.T
+    tokens, log_probs, log_sum_exp, best, next_log_prob = top_k_of(states, head, K, ids, temperature, labels)
+    logits = states @ head.T
     part = torch.full((T,), -torch.inf)
     part[torch.arange(T) if ids is None else ids] = 0.0
     scaled = logits / temperature + part
-    torch.testing.assert_close((top.log_probs_Nk, top.tokens_Nk), tuple(scaled.log_softmax(-1).topk(K)))
-    torch.testing.assert_close(top.log_sum_exp_N, scaled.logsumexp(-1))
-    assert torch.equal(top.best_N, logits.argmax(-1))
-    torch.testing.assert_close(top.next_log_prob_N, logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0])
+    torch.testing.assert_close((log_probs, tokens), tuple(scaled.log_softmax(-1).topk(K)))
+    torch.testing.assert_close(log_sum_exp, scaled.logsumexp(-1))
+    assert torch.equal(best, logits.argmax(-1))
+    torch.testing.assert_close(next_log_prob, logits.log_softmax(-1).gather(-1, labels[:, None])[:, 0])
     none = top_k_of(states[:0], head, K, ids, temperature, labels[:0])
-    assert (none.tokens_Nk.shape, none.best_N.shape) == ((0, K), (0,))
+    assert [part.shape for part in none] == [(0, K), (0, K), (0,), (0,), (0,)]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])

@@ -1,6 +1,6 @@
-"""Run by torchrun: losses and gradients beside a target that is split over the ranks, and beside a whole one.
+"""Run by torchrun: losses and gradients beside a target that the ranks share, and beside a whole one.
 
-Arguments: a folder, in which each rank writes its JSON file, and target folders.
+Arguments: a folder, in which each rank writes its JSON file, how the target is shared, and target folders.
 """
 
 import json
@@ -12,7 +12,7 @@ import torch
 from omegaconf import OmegaConf
 from torch.distributed.tensor import DTensor
 
-from longspec.config import Runtime
+from longspec.config import PARTITIONED, Runtime
 from longspec.distributed import end_at_once, find_ranks
 from longspec.methods.dflash import method as dflash_method
 from longspec.methods.dflash import settings as dflash
@@ -30,18 +30,18 @@ SIZE, ROWS = sum(LENGTHS), 2
 ANCHORS, OFFSET = 4, 60  # of positions as anchors have them
 
 
-def loaded(path: str, kind: str) -> TargetStates:
+def loaded(path: str, kind: str, dtype: torch.dtype) -> TargetStates:
     runtime = OmegaConf.structured(Runtime(target=kind, attention="sdpa"))
-    return load_states(path, read_target_config(path), runtime, torch.device("cpu"), torch.float64)
+    return load_states(path, read_target_config(path), runtime, torch.device("cpu"), dtype)
 
 
-def drafts(path: str, states: TargetStates) -> dict[str, Any]:
+def drafts(path: str, states: TargetStates, dtype: torch.dtype) -> dict[str, Any]:
     """The same fresh drafts beside any kind of target."""
     found: dict[str, Any] = {}
     for loss in ("soft", "hard"):
         torch.manual_seed(0)
         draft = Draft(window=7, loss=loss, final_norm=True)
-        found[f"glide {loss}"] = attach(path, dtype=torch.float64, draft=draft, states=states, attention="sdpa")
+        found[f"glide {loss}"] = attach(path, dtype=dtype, draft=draft, states=states, attention="sdpa")
     torch.manual_seed(0)
     vocabulary = {"vocabulary": 5, "ids": (0, 2, 3, 7, 9), "target_vocabulary": states.config.vocab_size}
     settings = Settings(layers=(0, 1, 2), steps=3, **vocabulary)
@@ -82,32 +82,45 @@ def step(draft: Any, name: str, rank: int, with_llm_loss: bool) -> dict[str, tor
     return found | ({} if output.llm_loss is None else {"llm_loss": output.llm_loss, "agreement": output.agreement})
 
 
-def compare(path: str, rank: int) -> dict[str, Any]:
-    """The largest relative difference from a whole target by cases, and how much of the target is held."""
-    by_kind, held = {}, {}
-    for kind in ("replicated", "tensor_parallel"):
-        states, found = loaded(path, kind), {}
-        for name, draft in drafts(path, states).items():
-            for chunk, with_llm_loss in ((None, True), (8, False)):
+def part_of(parameter: Any) -> torch.Tensor:
+    """What a rank holds of a parameter of the target."""
+    if isinstance(parameter, DTensor):
+        return parameter.to_local()
+    return getattr(parameter, "ds_tensor", parameter)
+
+
+def compare(path: str, rank: int, shared: str) -> dict[str, Any]:
+    """The largest relative difference from a whole target by cases, how much of the target is held, and what is left whole."""
+    by_kind, held, dtype = {}, {}, torch.float32 if shared == PARTITIONED else torch.float64
+    for kind in ("replicated", shared):
+        states, found = loaded(path, kind, dtype), {}
+        held[kind] = sum(part_of(parameter).numel() for parameter in states.target.parameters())
+        for name, draft in drafts(path, states, dtype).items():
+            # Two forwards of each kind: DeepSpeed records their order in the first, and from then on fetches ahead.
+            for chunk, with_llm_loss in ((None, True), (None, True), (8, False), (8, False)):
                 states.chunk = chunk
                 found[f"{name} {chunk}"] = step(draft, name, rank, with_llm_loss)
-        parts = [p.to_local() if isinstance(p, DTensor) else p for p in states.target.parameters()]
-        by_kind[kind], held[kind] = found, sum(part.numel() for part in parts)
+        by_kind[kind] = found
+    left_over = [
+        name
+        for name, p in states.target.named_parameters()
+        if not getattr(p, "ds_persist", True) and p.numel() == p.ds_numel  # type: ignore[attr-defined]
+    ]
     (whole, split), differences = by_kind.values(), {}
     for case, wanted in whole.items():
         assert split[case].keys() == wanted.keys()
         apart = [(split[case][key] - value).norm() / value.norm().clamp(min=1e-6) for key, value in wanted.items()]
         differences[case] = float(max(apart))
     losses = {case: float(found["loss"]) for case, found in whole.items()}
-    return {"differences": differences, "losses": losses, "held": held}
+    return {"differences": differences, "losses": losses, "held": held, "left_over": left_over}
 
 
 def main() -> None:
     ranks = find_ranks()
     boot(ranks, 5)
     torch.set_num_threads(1)
-    out, *paths = sys.argv[1:]
-    Path(out, f"{ranks.rank}.json").write_text(json.dumps([compare(path, ranks.rank) for path in paths]))
+    out, shared, *paths = sys.argv[1:]
+    Path(out, f"{ranks.rank}.json").write_text(json.dumps([compare(path, ranks.rank, shared) for path in paths]))
     end_at_once(0)
 
 

@@ -1,6 +1,5 @@
 """States of tiny targets stored in this process."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -14,10 +13,9 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.states.build import build
-from longspec.states.compute import Computation
+from longspec.states.build import Computation, build
 from longspec.states.declaration import RowSource
-from longspec.states.stored_states import merge, rows_of_shard
+from longspec.states.stored_states import StoredRows, rows_of_shard
 from tests.jobs import DFLASH, EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)
@@ -36,7 +34,7 @@ class Counted(Computation):
 
     batches = 0
 
-    def of(self, numbers: Sequence[int]) -> dict[str, torch.Tensor]:
+    def of(self, numbers: list[int]) -> dict[str, torch.Tensor]:
         self.batches += 1
         return super().of(numbers)
 
@@ -68,15 +66,17 @@ class Stored:
         source = self.source(held_out=held_out)
         out = self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
         computation = self.computation(source)
-        more = {"shard": shard, "num_shards": num_shards, "command": f"build --shard {shard}"}
-        path = build(out, computation, rows_of_shard(len(source), shard, num_shards), more)
+        path = build(out, computation, rows_of_shard(len(source), shard, num_shards))
         self.batches += computation.batches
         return path
 
-    def manifest(self, num_shards: int = 1) -> Path:
-        paths = [self.build(shard, num_shards) for shard in range(num_shards)]
-        merge(paths, self.folder / "manifest.json")
-        return self.folder / "manifest.json"
+    def rows(self, num_shards: int = 1, *, held_out: bool = False) -> StoredRows:
+        """All of them, built and read."""
+        paths = [self.build(shard, num_shards, held_out=held_out) for shard in range(num_shards)]
+        return StoredRows.of([self.declaration(held_out=held_out)], paths)
+
+    def declaration(self, *, held_out: bool = False) -> dict[str, Any]:
+        return self.computation(self.source(held_out=held_out)).declaration
 
     def like(self, folder: Path, *overrides: str) -> "Stored":
         """Other states of the same rows."""

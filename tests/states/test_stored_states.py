@@ -21,7 +21,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import checked_config
 from longspec.states.load import load_states
-from longspec.states.stored_states import StoredRows, StoredStates, held_out_number, load_without_layers
+from longspec.states.stored_states import StoredRows, StoredStates, load_without_layers
 from longspec.train.micro_batches import StepBatches
 from longspec.workflow.states import folder_name
 from tests.states.conftest import Sources
@@ -51,12 +51,9 @@ def online(stored: Stored) -> Any:
     return trainer_of(stored, load_states(path, config, stored.config.runtime, CPU, FLOAT32))
 
 
-def offline(stored: Stored, held_out: Path | None = None, shards: int = 1) -> Any:
+def offline(stored: Stored, held_out: StoredRows | None = None, shards: int = 1) -> Any:
     path, config = target_of(stored)
-    rows = StoredRows.open(stored.manifest(shards))
-    return trainer_of(
-        stored, StoredStates(path, config, FLOAT32, "sdpa", rows, None if held_out is None else StoredRows.open(held_out))
-    )
+    return trainer_of(stored, StoredStates(path, config, FLOAT32, "sdpa", stored.rows(shards), held_out))
 
 
 def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 2, **more: Any) -> list[tuple[Tensor, ...]]:
@@ -65,16 +62,12 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
     batches, found = StepBatches(TrainedRows(rows), recipe, micro_batch, ONE, 400), []
     for step in range(steps):
         batch = batches.load(step, batches.micro_batches(step)[0])
-        output = trainer(**batch.arguments, num_labels=100, **more)
+        output = trainer(**batch, num_labels=100, **more)
         gradients = torch.autograd.grad(output.loss, list(trainer.draft_model.parameters()))
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         told = [output.llm_loss, output.agreement]
         found.append((output.loss.detach(), *[value for value in told if value is not None], flat))
     return found
-
-
-def declared(stored: Stored) -> dict[str, Any]:
-    return stored.computation(stored.source()).declaration.plain()
 
 
 @pytest.mark.parametrize("method", MAKE)
@@ -132,10 +125,10 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
     for more in ([], ["recipe.states.top_k=9"]):
         chain, block = (make(sources, tmp_path, float32, *more) for make in (Sources.eagle3, Sources.dflash))
         block = block.like(tmp_path, shared)
-        assert declared(block) == declared(chain)
+        assert block.declaration() == chain.declaration()
         assert folder_name(block.config.recipe, "v") == folder_name(chain.config.recipe, "v")
     chain, block = sources.eagle3(tmp_path, float32), sources.dflash(tmp_path, float32, shared)
-    chain.manifest()
+    chain.rows()
     for wanted, found in zip(results(block, online(block)), results(block, offline(block)), strict=True):
         torch.testing.assert_close(found[0], wanted[0], rtol=1e-6, atol=0)
         assert float((found[-1] - wanted[-1]).norm() / wanted[-1].norm()) < 1e-5
@@ -145,7 +138,7 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
 def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources) -> None:
     stored = sources.glide(tmp_path, "recipe.states.dtype=float32", HARD)
     trainer = offline(stored)
-    assert [tensor.name for tensor in trainer.states.rows.declaration.tensors] == ["keys.2", "values.2"]
+    assert list(trainer.states.rows.read([0], pinned=False)) == ["keys.2", "values.2"]
     pairs = zip(results(stored, online(stored)), results(stored, trainer, with_llm_loss=False), strict=True)
     for (wanted, *_, gradient), (found, same) in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
@@ -159,13 +152,12 @@ def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources, method: str, more: list[str]) -> None:
     """With the final hidden states also where labels are hard, so that acceptance is measured."""
     stored = MAKE[method](sources, tmp_path, "recipe.states.dtype=float32", "runtime.held_out_rows=3", *more)
-    shard = stored.build(held_out=True)
-    from_files, with_target = offline(stored, shard), online(stored)
+    from_files, with_target = offline(stored, stored.rows(held_out=True)), online(stored)
     source = stored.source(held_out=True)
     method_object, settings = method_of(stored.config.recipe)
     for row in range(len(source)):
         ids = source.batch([row])[0]
-        asked = {"labels": ids, "row_numbers": torch.tensor([held_out_number(row)]), **method_object.each_step(settings)}
+        asked = {"labels": ids, "row_numbers": torch.tensor([~row]), **method_object.each_step(settings)}
         wanted, found = with_target(ids, **asked), from_files(ids, **asked)
         assert torch.equal(wanted.agreement, found.agreement)
         torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5 if not more or HARD in more else 1, atol=0)
@@ -190,20 +182,19 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     """A learning rate changes nothing; a dtype, a layer list, a loss, k, a temperature and a vocabulary what they touch."""
 
     glide = sources.glide(tmp_path)
-    rows = StoredRows.open(glide.manifest())
-    rows.check_same(rows.declaration)
-    with pytest.raises(ValueError, match=r"holds other states than this job reads: target: x -> "):
-        rows.check_same(replace(rows.declaration, target="x"))
+    shard = glide.build()
+    with pytest.raises(ValueError, match=rf"^{shard}: holds other states than this job reads: target: x -> "):
+        StoredRows.of([glide.declaration() | {"target": "x"}], [shard])
     top = "recipe.states.top_k=5"
-    assert declared(glide.like(tmp_path, "recipe.optimizer.lr=0.5", "recipe.seed=3")) == declared(glide)
-    assert declared(glide.like(tmp_path, "recipe.draft.temperature=2")) == declared(glide)
+    assert glide.like(tmp_path, "recipe.optimizer.lr=0.5", "recipe.seed=3").declaration() == glide.declaration()
+    assert glide.like(tmp_path, "recipe.draft.temperature=2").declaration() == glide.declaration()
     assert "temperature: 1.0 -> 2.0" in differences(
-        declared(glide.like(tmp_path, top)), declared(glide.like(tmp_path, top, "recipe.draft.temperature=2"))
+        glide.like(tmp_path, top).declaration(), glide.like(tmp_path, top, "recipe.draft.temperature=2").declaration()
     )
     for change in ("recipe.states.dtype=float8", HARD, top, "recipe.precision=bf16"):
-        assert declared(glide.like(tmp_path, change)) != declared(glide)
+        assert glide.like(tmp_path, change).declaration() != glide.declaration()
     eagle3 = sources.eagle3(tmp_path, top)
     other = Stored(tmp_path, eagle3.overrides, eagle3.target, eagle3.data, tmp_path / "draft_vocabulary_40.json")
     content = read_draft_vocabulary(sources.vocabulary)
     replace(content, ids=tuple(range(40))).write(other.vocabulary)
-    assert [line.split(":")[0] for line in differences(declared(eagle3), declared(other))] == ["vocabulary"]
+    assert [line.split(":")[0] for line in differences(eagle3.declaration(), other.declaration())] == ["vocabulary"]

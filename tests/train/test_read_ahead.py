@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
-from longspec.train.micro_batches import MicroBatch, ReadAhead, StepBatches
+from longspec.train.micro_batches import ReadAhead, StepBatches
 from tests.corpus import Corpus
 from tests.jobs import RECIPE
 
@@ -32,7 +33,7 @@ class Held:
         """Two of one row each."""
         return [np.array([2 * step]), np.array([2 * step + 1])]
 
-    def load(self, step: int, row_numbers: np.ndarray) -> MicroBatch:
+    def load(self, step: int, row_numbers: np.ndarray) -> dict[str, Any]:
         row = int(row_numbers[0])
         self.reads.append(row)
         self.begun[row].set()
@@ -40,7 +41,7 @@ class Held:
         if row == self.fails_in:
             raise ValueError(f"rows.arrow: row {row}: torn")
         ids_11 = torch.tensor([[row]])
-        return MicroBatch(ids_11, ids_11, ids_11, None, torch.tensor([row]), {"step": step})
+        return {"input_ids": ids_11, "row_numbers": torch.tensor([row]), "step": step}
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
         assert threads() == [threading.current_thread().name]
@@ -63,7 +64,7 @@ def test_one_batch_is_read_while_the_one_before_computes_and_no_more() -> None:
             assert held.reads == list(range(2, row + 1))
             held.let_go[row].set()
             batch = reader.take()
-            assert (batch.input_ids.tolist(), batch.draws) == ([[row]], {"step": row // 2})
+            assert (batch["input_ids"].tolist(), batch["step"]) == ([[row]], row // 2)
             assert held.states_of == held.reads[: len(held.states_of)]
     assert held.reads == held.states_of == [2, 3, 4, 5, 6, 7]  # nothing behind the last step
     assert not threads()
@@ -75,7 +76,7 @@ def test_an_error_of_the_thread_is_raised_by_the_batch_that_it_befell() -> None:
         event.set()
     reader = reader_of(held, range(2))
     with pytest.raises(ValueError, match=r"rows\.arrow: row 1: torn"), reader:  # noqa: PT012 - the first must not raise
-        assert reader.take().row_numbers.tolist() == [0]
+        assert reader.take()["row_numbers"].tolist() == [0]
         assert held.begun[1].wait(PATIENCE)
         reader.take()
     assert held.reads == [0, 1]
@@ -87,9 +88,8 @@ def test_a_gpu_copies_batches_from_pinned_memory(corpus: Corpus) -> None:
     """With the draws, and the same values; the rows' numbers are left on the host."""
     batches = StepBatches(TrainedRows(PackedRows(corpus.packed)), compose("train", RECIPE).recipe, 2, Ranks(0, 0, 1), 400)
     wanted = batches.load(0, batches.micro_batches(0)[0])
-    assert wanted.pinned().input_ids.is_pinned()
     with ReadAhead(batches, Held(), range(1), torch.device("cuda")) as reader:
         found = reader.take()
-    assert (found.input_ids.device.type, found.row_numbers.device.type) == ("cuda", "cpu")
-    for name, value in wanted.arguments.items():
-        assert value is None or torch.equal(found.arguments[name].cpu(), value)
+    assert (found["input_ids"].device.type, found["row_numbers"].device.type) == ("cuda", "cpu")
+    for name, value in wanted.items():
+        assert value is None or torch.equal(found[name].cpu(), value)

@@ -1,7 +1,7 @@
 """A stage of several data sets that replays an earlier one's rows: from its target and from stored states, killed or not."""
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +72,18 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
     with pytest.raises(ValueError, match=re.escape(f"{told}: books, chats")):
         open_rows(read_job(mixed, ONE))
-    one = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off", "files.states=states.json"], ONE)
-    with pytest.raises(ValueError, match=r"--states: 1 given; .*, one for each of --data, in the same order"):
-        open_stored(one, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
-
-
-def stored_states(folder: Path, job: Job, data: Path, *, held_out: bool = False) -> Path:
-    """The manifest of the states of some rows, or of those held out beside them."""
-    stored = Stored(folder, [*RECIPE, *job.overrides], job.target, data)
-    return stored.build(held_out=True) if held_out else stored.manifest()
+    none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ONE)
+    with pytest.raises(ValueError, match=r"--states: missing; "):
+        open_stored(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 
 
 @pytest.mark.slow
-def test_killed_and_from_stored_states_it_trains_the_same(
-    corpus: Corpus, earlier: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_stored_states_and_killed_it_trains_the_same(corpus: Corpus, earlier: Path, target: Path, tmp_path: Path) -> None:
     """Weights, losses and held-out estimates bit by bit, on two ranks, of a mix of data sets with a replayed one on top.
 
-    Its metrics count the labels of each source; another share is refused by its name; nothing held out is trained.
+    Its metrics count the labels of each source; another share is refused by its name; nothing held out is trained; missing
+    states are told with their cure.
     """
-    monkeypatch.setattr("longspec.lease.SETTLE", 0)
     held_out = [{"text": "the old cat meets the lazy dog. " * 3}]
     mix = [
         make_packed(tmp_path / "books", corpus, "base", questions(9), held_out, "books"),
@@ -101,16 +93,27 @@ def test_killed_and_from_stored_states_it_trains_the_same(
     more = ["--data", *map(str, mix), "--replay", f"base={earlier}"]
     whole = MixJob(tmp_path / "whole", target, mix[0], overrides, torchrun(2), more=more)
     whole.run()
-    killed = MixJob(tmp_path / "killed", target, mix[0], overrides, torchrun(2), more=more)
+    killed = MixJob(tmp_path / "killed", target, mix[0], [*overrides, *OFFLINE], torchrun(2), more=more)
+    stored = [Stored(tmp_path / f"states-{n}", [*RECIPE, *killed.overrides], target, path) for n, path in enumerate(mix)]
+    shards = [each.build(held_out=held_out) for each in stored for held_out in (True, False)]
+    shards.append(replace(stored[0], folder=tmp_path / "earlier", data=earlier).build())
+    killed.more = [*more, "--states", *map(str, shards[:-1])]
+    assert "holds other states than this job reads" in killed.refusal()
+    killed.more = [*more, "--states", *map(str, shards)]
+    part = next(shards[1].parent.glob("rows-*"))
+    part.unlink()
+    assert f"{part}: missing; have it made again after: rm -f {part} {shards[1]}" in killed.refusal()
+    stored[0].build()
     process = killed.start()
     killed.wait_for(6, process)
     kill_all(process)
     finish(process)
-    killed.overrides = [*overrides, "recipe.data.replay={base: 0.2}", "recipe.data.name={books: 0.6, chats: 0.4}"]
+    killed.overrides = [*overrides, *OFFLINE, "recipe.data.replay={base: 0.2}", "recipe.data.name={books: 0.6, chats: 0.4}"]
     told = killed.refusal()
     assert all(each in told for each in ("recipe.data.replay.base: 0.4 -> 0.2", "recipe.data.name.books: 0.7 -> 0.6"))
-    killed.overrides = overrides
-    assert "starting at step" in killed.run()
+    killed.overrides = [*overrides, *OFFLINE]
+    assert re.search(r"starting at step [48]\b", log := killed.run())
+    assert "target weights" not in log
     assert_same(whole, killed)
     assert [{name: row[name] for name in ("mixed_labels", "replayed_labels")} for row in killed.rows()] == (
         counted := counted_labels([*mix, earlier], whole)
@@ -123,17 +126,11 @@ def test_killed_and_from_stored_states_it_trains_the_same(
         rows, lines = PackedRows(path), (raw / "train.jsonl").read_bytes()
         trained = {lines[at:].splitlines()[0] for row in range(len(rows)) for at in rows[row].records}
         assert trained.isdisjoint((raw / "held_out.jsonl").read_bytes().splitlines())
-    offline = MixJob(tmp_path / "offline", target, mix[0], [*overrides, *OFFLINE], torchrun(2), more=more)
-    of_each = [stored_states(path.parents[1] / "states", offline, path) for path in mix]
-    offline.more = [*more, "--replay-states", f"base={stored_states(tmp_path / 'earlier', offline, earlier)}"]
-    offline.more += ["--states", *map(str, of_each), "--held-out-states"]
-    offline.more += [str(stored_states(path.parents[1] / "states", offline, path, held_out=True)) for path in mix]
-    assert "target weights" not in offline.run()
-    assert_same(whole, offline)
-    estimates = [[row["held_out"]["loss"] for row in job.rows() if "held_out" in row] for job in (whole, killed, offline)]
+    estimates = [[row["held_out"]["loss"] for row in job.rows() if "held_out" in row] for job in (whole, killed)]
     assert len(estimates[0]) == 2
-    assert estimates[0] == estimates[1] == estimates[2]
-    identity = read_json(offline.out / "checkpoint.json")["identity"]
+    assert estimates[0] == estimates[1]
+    assert "states" not in read_json(whole.out / "checkpoint.json")["identity"]
+    identity = read_json(killed.out / "checkpoint.json")["identity"]
     assert identity["data"] == {path.parents[1].name: PackedRows(path).data_hash for path in mix}
     assert identity["replayed"] == {"base": PackedRows(earlier).data_hash}
     declared = [identity["replayed_states"]["base"], *identity["states"].values()]

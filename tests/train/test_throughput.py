@@ -1,7 +1,5 @@
 """A row's derived numbers, against closed forms and the operating system."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -13,7 +11,7 @@ from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.train.estimate import flops
-from longspec.train.metrics import Meter
+from longspec.train.metrics import costs_of
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 
@@ -25,8 +23,8 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
-    meter = Meter(batches, SimpleNamespace(config=config), runtime, ranks, torch.device("cpu"), torch.float32)
-    row = meter.numbers({"step": 3, "tokens": 6 * rows.sequence_length, "seconds": 1.5})
+    made = {"step": 3, "tokens": 6 * rows.sequence_length, "seconds": 1.5}
+    row = costs_of(made, batches, config, runtime, torch.device("cpu"), torch.float32)
     numbers = [int(number) for number in batches.row_numbers(2)]
     documents = flops.document_lengths(rows, numbers)
     assert sum(documents) < 6 * rows.sequence_length  # some padding

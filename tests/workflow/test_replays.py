@@ -80,10 +80,9 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
     packed = "long-nomask-4096-split"
     first, second = (f"data/states/{'/'.join(folders[f'{name}-{packed}'])}" for name in ("puzzles", "stdlib-long"))
     assert states.readers[folders[f"stdlib-long-{packed}"]] == [stage, alone]
-    assert states.options(*stage, ["states.json"]) == [
-        "--states", f"{first}/manifest.json", f"{second}/manifest.json",
-        "--held-out-states", f"{first}/held-out-1/manifest.json", f"{second}/held-out-1/manifest.json",
-    ]  # fmt: skip
+    shards = [f"{folder}/{part}-of-2/shard.json" for folder in (first, second) for part in range(2)]
+    shards += [f"{folder}/held-out-1/shard.json" for folder in (first, second)]
+    assert states.options(*stage, ["states.json"]) == ["--states", *shards]
     (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
     with pytest.raises(ValueError, match=r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'"):
         settings.plan(runs=["other"])
@@ -110,11 +109,5 @@ def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(setti
     states = StatesPlan(settings.plan(runs=["demo-offline"]))
     folders = {names[1]: f"data/states/{'/'.join(names)}" for names, stages in states.readers.items() if run in stages}
     own, base, long = (folders[f"{name}-longcot-2048-split"] for name in ("puzzles", "stdlib", "stdlib-long"))
-    contents = states.contents("/".join(run))
-    assert contents == [f"{folder}/contents.json" for folder in (own, f"{own}/held-out-1", base, long)]
-    assert states.options(*run, ["states.json"]) == [
-        "--states", f"{own}/manifest.json", "--held-out-states", f"{own}/held-out-1/manifest.json",
-        "--replay-states", f"base={base}/manifest.json", f"long={long}/manifest.json",
-    ]  # fmt: skip
-    names = tuple(base.split("/")[2:])
-    assert len(states.shards(*names)) == 2
+    shards = [f"{folder}/{part}-of-2/shard.json" for folder in (own, base, long) for part in range(2)]
+    assert states.read("/".join(run)) == [*shards, f"{own}/held-out-1/shard.json"]

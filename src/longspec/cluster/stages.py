@@ -13,7 +13,6 @@ from typing import Any
 from longspec import lease
 from longspec.atomic_files import read_json_object
 from longspec.cluster.attempt_logs import attempts, begun
-from longspec.config import ConfigError, stages_of
 from longspec.slurm import QueuedJob
 from longspec.train.checkpoint import checkpoint_dir
 from longspec.train.stage_folder import STATUS
@@ -105,20 +104,11 @@ class Stage:
 
 
 def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
-    """Return all stages below a folder, those of a run in the order in which they are trained."""
+    """Return all stages below a folder, by their names."""
     folders = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
     names = {folder: folder.relative_to(results).as_posix() for folder in folders}
     stages = (read(folder, folder.name if name == "." else name, results, jobs) for folder, name in names.items())
-    return sorted(stages, key=_place)
-
-
-def _place(stage: Stage) -> tuple[Any, ...]:
-    """Return where a stage comes in the table: by run and variant, then as config/run/{run}.yaml trains its stages."""
-    *parents, last = stage.name.split("/")
-    order: list[str] = []
-    with suppress(*ConfigError):  # a run of another checkout, or an experiment by hand
-        order = stages_of(parents[0]) if parents else []
-    return parents, order.index(last) if last in order else len(order), last
+    return sorted(stages, key=lambda stage: stage.name.split("/"))
 
 
 def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | None = None) -> Stage:
@@ -128,7 +118,8 @@ def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | Non
         stage.status = read_json_object(folder / STATUS)
     with suppress(OSError):
         stage.holder = lease.read(folder)
-    stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
+    if stage.holder and not stage.holder.is_released:
+        stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9)
     stage.rows = _last_rows(folder)
     for slot in (folder / checkpoint_dir.CHECKPOINTS / name for name in checkpoint_dir.SLOTS):
         try:

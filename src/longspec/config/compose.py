@@ -40,10 +40,8 @@ class Files:
     data: Any = MISSING  # a path; of a stage that mixes data sets a list of them, in the order of their names
     init_weights: str | None = None
     vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
-    states: Any = None  # manifest.json of stored states, where recipe.states.source is offline
-    held_out_states: Any = None  # and shard.json of those of the held-out rows, where these are measured
+    states: Any = None  # a list of all shard.json of stored states, where recipe.states.source is offline
     replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
-    replay_states: dict[str, str] = field(default_factory=dict)  # and of their stored states
     out: str = MISSING
 
 

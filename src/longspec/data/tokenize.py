@@ -9,7 +9,15 @@ from typing import Any
 
 from tqdm import tqdm
 
-from longspec.atomic_files import checked_manifest, describe_files, new_file, remove_strays, sha256_file, sha256_text, write_manifest
+from longspec.atomic_files import (
+    checked_manifest,
+    describe_files,
+    new_file,
+    remove_strays,
+    sha256_file,
+    sha256_text,
+    write_manifest,
+)
 from longspec.data.chat import chat_template
 from longspec.data.chat.encoding import Encoded, Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError

@@ -4,7 +4,6 @@ A killed builder is started again by the same command and goes on where it was.
 """
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
 from longspec.shown import add_verb, one_line
-from longspec.states.build import build
-from longspec.states.compute import Computation
+from longspec.states.build import Computation, build
 from longspec.states.declaration import RowSource
-from longspec.states.stored_states import MANIFEST, merge, rows_of_shard
+from longspec.states.stored_states import rows_of_shard
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.states", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     builder = add_verb(verbs, "build", "store the states of a shard of packed rows, or of held-out rows")
@@ -33,41 +31,26 @@ def parser() -> argparse.ArgumentParser:
     builder.add_argument("--out", type=Path, required=True, help="the shard's folder, which gets shard.json and the states")
     builder.add_argument("--shard", type=int, default=0, help="number of this one, from 0")
     builder.add_argument("--num-shards", type=int, default=1, help="of how many; default: %(default)s")
-    builder.add_argument("--held-out", action="store_true", help="all held-out rows, as one shard with its manifest.json")
-    merging = add_verb(verbs, "merge", "write the manifest of all shards")
-    merging.add_argument("shards", type=Path, nargs="+", help="shard.json of each shard")
-    merging.add_argument("--out", type=Path, required=True, help="the manifest to write, manifest.json")
+    builder.add_argument("--held-out", action="store_true", help="all held-out rows, as one shard")
     return parser
 
 
-def build_shard(options: argparse.Namespace) -> None:
-    """The verb `build`."""
-    ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
-    device = own_device(ranks)
-    if ranks.world_size > 1 or runtime.target == PARTITIONED:
-        from longspec.train.engine import boot  # DeepSpeed takes seconds to import
-
-        device = boot(ranks, runtime.timeout_minutes)
-    packed = PackedRows(options.data)
-    source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
-    rows = rows_of_shard(len(source), options.shard, options.num_shards)
-    computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
-    command = shlex.join(["python", "-m", "longspec.states", *sys.argv[1:]])
-    path = build(options.out, computation, rows, {"shard": options.shard, "num_shards": options.num_shards, "command": command})
-    if options.held_out and ranks.is_main:
-        merge([path], path.with_name(MANIFEST))
-    log(f"done: {path}", ranks)
-
-
 def main() -> None:
-    """Run one verb; what is wrong with what a user gave is one line."""
+    """Run one rank; what is wrong with what a user gave is one line."""
     options, code = parser().parse_args(), 0
     try:
-        if options.verb == "merge":
-            content = merge(options.shards, options.out)
-            log(f"{options.out}: {content['bytes']} bytes")
-        else:
-            build_shard(options)
+        ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)
+        device = own_device(ranks)
+        if ranks.world_size > 1 or runtime.target == PARTITIONED:
+            from longspec.train.engine import boot  # DeepSpeed takes seconds to import
+
+            device = boot(ranks, runtime.timeout_minutes)
+        packed = PackedRows(options.data)
+        source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
+        rows = rows_of_shard(len(source), options.shard, options.num_shards)
+        computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
+        path = build(options.out, computation, rows)
+        log(f"done: {path}", ranks)
     except (*ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1

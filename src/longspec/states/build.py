@@ -1,129 +1,162 @@
-"""Builds one shard of stored states, part by part: a part that is whole stays, the others are computed and written.
+"""Build one shard of stored states: a part that is whole stays, the others are computed by the target and written.
 
-    rows-000064-000127.safetensors    tensors [rows, S, ...] of rows 64 to 127; there as soon as all of them are
+    rows-000064-000127.safetensors    tensors [rows, S, ...] of rows 64 to 127; it has this name once it is whole
 
-The target does not wait for the disk: a thread writes its results. Two builders of one folder write the same bytes.
+Each rank computes and writes parts of its own. A part's forwards have the same rows whatever else is missing, so its bytes are
+the same however often a builder was killed. Two builders of one folder write the same bytes. Shapes: S tokens.
 """
 
-import json
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from longspec.atomic_files import describe_files, new_file, read_json_object, remove_strays, write_manifest
-from longspec.distributed import log
+from longspec.atomic_files import checked_folder, new_file, remove_strays, write_json
+from longspec.config import OFFLINE
+from longspec.distributed import Ranks, log
+from longspec.methods import method_of, vocabulary_for
+from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
-from longspec.states.compute import Computation, shared
-from longspec.states.declaration import Declaration
-from longspec.states.stored_states import SHARD, part_name, parts_of
+from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, hash_of
+from longspec.states.encoding import encode, top_k_of
+from longspec.states.forward import TargetStates
+from longspec.states.load import load_states
+from longspec.states.stored_states import SHARD, part_name
+from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_TOKENS
 
-PART_BYTES = 128 * 2**20  # of one file, at least one row
-METADATA = "states"  # one key: safetensors writes several in any order
+PART_BYTES = 128 * 2**20  # of one file at most, unless one micro batch has more
 PROGRESS = 30.0  # seconds between two lines
 
 
-class ShardWriter:
-    """The files of a shard on rank 0, which alone writes. files: what shard.json says of the whole parts."""
+class Computation:
+    """The target, and what is stored of its states of some rows. All ranks make the same forwards at the same time."""
 
-    def __init__(self, out: Path, declaration: Declaration, rows: range) -> None:
-        self.out, self.declaration, self.rows = out, declaration, rows
-        self.part_rows = max(1, PART_BYTES // declaration.row_bytes)
-        self.parts = parts_of(rows, self.part_rows)
-        self.files: dict[str, dict[str, Any]] = {}
-        self.content: dict[str, Any] = {"declaration": declaration.hash, "left_out": {}}  # what a part says of itself
-        self._in_work: list[dict[str, Tensor]] = []  # rows of one part
+    def __init__(
+        self,
+        recipe: Any,
+        runtime: Any,
+        target: Path,
+        source: RowSource,
+        vocabulary: Path | None,
+        ranks: Ranks,
+        device: torch.device,
+    ) -> None:
+        """Raises ValueError for what does not fit, with the key."""
+        if recipe.states.source != OFFLINE:
+            raise ValueError(
+                f"recipe.states.source: is {recipe.states.source}: this stage reads no stored states; set {OFFLINE}"
+            )
+        self.runtime, self.source, self.ranks, self.device = runtime, source, ranks, device
+        self.target_path, self.dtype, self.top_k = checked_folder(target), resolve_dtype(recipe.precision), recipe.states.top_k
+        self.config, chosen = checked_config(self.target_path, recipe), None
+        if self.top_k is not None:
+            chosen = vocabulary_for(recipe, vocabulary)
+            if chosen is not None:
+                chosen.check_tokens(vocabulary, self.config.vocab_size, self.target_path, source.tokenizer)
+        self.declaration = declare(recipe, self.config, target, source, self.dtype, chosen)
+        method, settings = method_of(recipe, chosen)
+        self.learnt, self.stored = method.learnt(settings), self.declaration["tensors"]
+        self.names = [name for name in self.stored if name not in TOP and not name.endswith(SCALE)]
+        self.names += [FINAL] if TOP_TOKENS in self.stored else []
 
-    def find_missing(self) -> set[int]:
-        """Return the rows that are to be computed: parts that earlier builders have left whole are kept, all others removed."""
-        self.out.mkdir(parents=True, exist_ok=True)
-        names, listed = set(map(part_name, self.parts)), {}
-        with suppress(ValueError):  # no shard is finished here, or its manifest is damaged
-            listed = read_json_object(self.out / SHARD).get("files", {})
-        remove_strays(*(self.out / name for name in names))
-        for path in sorted(self.out.glob("rows-*")):
-            found = describe_files(self.out, [path.name])
-            if path.name in names and self._is_own(path) and listed.get(path.name, found[path.name]) == found[path.name]:
-                self.files |= found
-            else:
-                path.unlink()
-        missing = {row for part in self.parts if part_name(part) not in self.files for row in part}
-        if missing:
-            (self.out / SHARD).unlink(missing_ok=True)
-        there, size = len(self.rows) - len(missing), self.declaration.row_bytes
-        log(f"{self.out}: {there} of {len(self.rows)} rows are there; {size} bytes a row")
-        return missing
+    @cached_property
+    def states(self) -> TargetStates:
+        """The target, loaded where it is first asked for: a shard that is whole needs none."""
+        states = load_states(self.target_path, self.config, self.runtime, self.device, self.dtype)
+        states.follow(self.device)
+        return states
 
-    def _is_own(self, path: Path) -> bool:
-        """Tell whether a file is whole and holds states of this declaration."""
-        with suppress(SafetensorError, KeyError, TypeError, ValueError), safe_open(path, framework="pt") as file:
-            return bool(json.loads(file.metadata()[METADATA]) == self.content)
-        return False
-
-    def write(self, rows: Sequence[int], computed: Sequence[dict[str, Tensor]]) -> None:
-        """Take the missing ones of `rows`, which come in ascending order."""
-        places = [(each, place) for each in computed for place in range(len(next(iter(each.values()))))]
-        for row, (tensors, place) in zip(rows, places, strict=False):
-            part = self.parts[(row - self.rows.start) // self.part_rows]
-            if part_name(part) not in self.files:
-                self._in_work.append({name: tensor[place].cpu() for name, tensor in tensors.items()})
-                if row == part[-1]:
-                    self._write_part(part_name(part))
-
-    def _write_part(self, name: str) -> None:
-        tensors = {tensor: torch.stack([row[tensor] for row in self._in_work]) for tensor in self._in_work[0]}
-        with new_file(self.out / name) as beside:
-            beside.write_bytes(save(tensors, {METADATA: json.dumps(self.content)}))
-        self.files |= describe_files(self.out, [name])
-        self._in_work.clear()
-
-    def finish(self, more: dict[str, Any]) -> None:
-        """Write the manifest of the shard, all parts being whole. more: for it."""
-        content: dict[str, Any] = {"declaration": self.declaration.plain(), "hash": self.declaration.hash}
-        content |= {"first": self.rows.start, "rows": len(self.rows), "part_rows": self.part_rows}
-        content |= {"files": self.files, "left_out": {}, "bytes": sum(file["bytes"] for file in self.files.values())}
-        write_manifest(self.out / SHARD, self.out, content | more)
+    @torch.no_grad()
+    def of(self, numbers: list[int]) -> dict[str, Tensor]:
+        """Compute the stored tensors of some rows in one forward."""
+        ids, positions, documents = self.source.batch(numbers)
+        ids, documents = ids.to(self.device), None if documents is None else documents.to(self.device)
+        found = self.states(ids, positions.to(self.device), documents, self.names)
+        if BEST_TOKEN in self.stored:
+            k, chosen, temperature = 1, None, 1.0
+            if self.top_k is not None and self.learnt is not None:
+                k, chosen, temperature = self.top_k, self.learnt.ids, self.learnt.temperature
+            ids_V = None if chosen is None else torch.tensor(chosen, device=self.device)
+            next_N = ids.roll(-1, dims=1).flatten()  # behind a row's last token its first
+            with self.states.gather([self.states.head_weight]):
+                top = top_k_of(found[FINAL].flatten(0, 1), self.states.head_weight, k, ids_V, temperature, next_N)
+            found = found | {name: part.unflatten(0, ids.shape) for name, part in zip(TOP, top, strict=True)}
+        return {name: tensor.cpu() for name, tensor in encode(found, self.stored).items()}
 
 
-def build(out: Path, computation: Computation, rows: range, more: dict[str, Any]) -> Path:
-    """Build a shard in a folder: all ranks call it, rank 0 writes; returns the path of shard.json. more: for it.
+def parts_of(rows: range, computation: Computation) -> list[range]:
+    """Return the rows of each file of a shard: of whole micro batches, about as many in each."""
+    size, micro_batch = bytes_a_token(computation.stored) * computation.source.sequence_length, computation.runtime.micro_batch
+    number = max(1, -(-len(rows) * size // PART_BYTES))
+    each = micro_batch * max(1, -(-len(rows) // (number * micro_batch)))
+    return [rows[start : start + each] for start in range(0, len(rows), each)]
 
-    A batch has the same rows whatever is missing: the states are the same to the bit, however often a builder was killed.
-    """
-    ranks = computation.ranks
-    writer = ShardWriter(out, computation.declaration, rows) if ranks.is_main else None
-    missing = of_first_rank(writer.find_missing if writer else set, ranks)
-    if missing:
-        step = computation.runtime.micro_batch * ranks.world_size
-        batches = [list(batch) for batch in parts_of(rows, step) if not missing.isdisjoint(batch)]
-        _compute_and_write(batches, computation, writer)
-    if writer is not None:
-        writer.finish(more)
+
+def build(out: Path, computation: Computation, rows: range) -> Path:
+    """Build a shard in a folder, which all ranks call; return the path of its shard.json, which comes last."""
+    ranks, whole_hash = computation.ranks, hash_of(computation.declaration)
+    parts, began = parts_of(rows, computation), time.monotonic()
+    missing, said = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks), began
+    writing: Future[None] | None = None
+    with ThreadPoolExecutor(1) as pool:  # the target does not wait for the disk
+        for first in range(0, len(missing), ranks.world_size):
+            # A rank without a part of its own computes one for nothing: a target that ranks share needs all of them.
+            own = missing[min(first + ranks.rank, len(missing) - 1)]
+            tensors = _compute(own, len(parts[0]), computation)
+            if writing is not None:
+                writing.result()  # raises what went wrong there
+            if first + ranks.rank < len(missing):
+                writing = pool.submit(_write, out / part_name(own), tensors, whole_hash)
+            if time.monotonic() - said > PROGRESS or first + ranks.world_size >= len(missing):
+                said, done = time.monotonic(), sum(map(len, missing[: first + ranks.world_size]))
+                log(f"{done} rows, {done * computation.source.sequence_length / (said - began):.0f} tokens/s", ranks)
+        if writing is not None:
+            writing.result()
+    if ranks.world_size > 1:
+        dist.barrier()
+    content = {"declaration": computation.declaration, "parts": [part_name(part) for part in parts]}
+    of_first_rank(lambda: write_json(out / SHARD, content), ranks)
     return out / SHARD
 
 
-def _compute_and_write(batches: Sequence[list[int]], computation: Computation, writer: ShardWriter | None) -> None:
-    """Compute batches of rows on all ranks; on rank 0 a thread writes one while the next is computed."""
-    ranks, began, writing = computation.ranks, time.monotonic(), None
-    said, done, number = began, 0, sum(map(len, batches))
-    with ThreadPoolExecutor(1) as pool:
-        for rows in batches:
-            parts = computation.gathered(computation.of(shared(rows, ranks)[ranks.rank]))
-            if writer is None:
-                continue
-            if writing is not None:
-                writing.result()  # raises what went wrong there
-            writing = pool.submit(writer.write, rows, parts)
-            done += len(rows)
-            if time.monotonic() - said > PROGRESS or done == number:
-                said = time.monotonic()
-                log(f"{done} of {number} rows, {done * computation.source.sequence_length / (said - began):.0f} tokens/s")
-        if writing is not None:
-            writing.result()
+def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]:
+    """Return the parts that are to be computed; files of rows that are none of these, or not whole, are removed."""
+    out.mkdir(parents=True, exist_ok=True)
+    names = {part_name(part) for part in parts}
+    remove_strays(*(out / name for name in names))
+    for path in out.glob("rows-*"):
+        if path.name not in names or not _is_whole(path, whole_hash):
+            path.unlink()
+    missing = [part for part in parts if not (out / part_name(part)).exists()]
+    if missing:
+        (out / SHARD).unlink(missing_ok=True)  # of other files of the same names
+    log(f"{out}: {len(parts) - len(missing)} of {len(parts)} files of rows are there")
+    return missing
+
+
+def _is_whole(path: Path, whole_hash: str) -> bool:
+    """Tell whether a file is whole and holds states of this declaration."""
+    with suppress(SafetensorError), safe_open(path, framework="pt") as file:
+        return (file.metadata() or {}).get("declaration") == whole_hash
+    return False
+
+
+def _compute(part: range, size: int, computation: Computation) -> dict[str, Tensor]:
+    """Compute a part's rows by as many forwards of whole micro batches as every other's, the last row again and again."""
+    each = computation.runtime.micro_batch
+    batches = [[min(part.start + row, part.stop - 1) for row in range(start, start + each)] for start in range(0, size, each)]
+    found = [computation.of(batch) for batch in batches]
+    return {name: torch.cat([tensors[name] for tensors in found])[: len(part)] for name in found[0]}
+
+
+def _write(path: Path, tensors: dict[str, Tensor], whole_hash: str) -> None:
+    with new_file(path) as beside:
+        beside.write_bytes(save(tensors, {"declaration": whole_hash}))

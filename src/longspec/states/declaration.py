@@ -1,12 +1,11 @@
-"""What stored states are made of: the rows, the target, and which tensors are kept. Equal declarations are equal states.
+"""Declare what stored states are made of: the rows, the target, and which tensors are kept.
 
-Shapes: B rows, S tokens of a row, H hidden width, K key/value heads, D head width, k likeliest tokens.
+Shapes: B rows, S tokens of a row, H hidden width, K key/value heads, D head width.
 """
 
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import check_family_named, method_of, settings_of
 from longspec.models.target_config import read_target_config
-from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, StateTensor
+from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_LOG_PROBS, TOP_TOKENS, StateTensor
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
@@ -34,8 +33,9 @@ DTYPES = {
     "I32": torch.int32,
 }
 SCALE = ".scale"
-# Of TOP, in its order. float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
-TOP_DTYPES = ("I32", "F16", "F32", "I32", "F32")
+# float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
+TOP_DTYPES = dict(zip(TOP, ("I32", "F16", "F32", "I32", "F32"), strict=True))
+Tensors = dict[str, list[Any]]  # of the files: [rows, S, *shape] by name, as [dtype as safetensors names it, *shape]
 
 
 def _stacked(arrays: list[np.ndarray]) -> Tensor:
@@ -66,79 +66,33 @@ class RowSource:
         return ids_BS, positions_BS, documents_BS if bool((documents_BS > 0).any()) else None
 
 
-@dataclass(frozen=True)
-class StoredTensor:
-    """One tensor of the files: [rows, S, *token_shape] of a dtype as safetensors names it."""
-
-    name: str
-    dtype: str
-    token_shape: tuple[int, ...]
-
-
-def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) -> tuple[StoredTensor, ...]:
-    """Return the tensors that are stored for those that a method reads (Method.reads), by name; dtype, top_k: of recipe.states.
+def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) -> Tensors:
+    """Return the tensors that are stored for those that a method reads (Method.reads); dtype, top_k: of recipe.states.
 
     float8 brings a float32 scale a token and head, [K] of keys [K, D] and [] of a hidden state [H], and the most likely token
     as it was before the rounding: it decides which tokens have a loss where a draft has a vocabulary of its own. With top_k
     the likeliest tokens take the place of `final`.
     """
-    found: list[StoredTensor] = []
+    found: Tensors = {}
     for tensor in reads:
         if tensor.name == FINAL and top_k is not None:
-            shapes: tuple[tuple[int, ...], ...] = ((top_k,), (top_k,), (), (), ())
-            found += map(StoredTensor, TOP, TOP_DTYPES, shapes)
+            found |= {name: [of, *[top_k] * (name in (TOP_TOKENS, TOP_LOG_PROBS))] for name, of in TOP_DTYPES.items()}
             continue
-        found.append(StoredTensor(tensor.name, WORDS[dtype], tensor.token_shape))
+        found[tensor.name] = [WORDS[dtype], *tensor.token_shape]
         if dtype == FLOAT8:
-            found.append(StoredTensor(tensor.name + SCALE, "F32", tensor.token_shape[:-1]))
+            found[tensor.name + SCALE] = ["F32", *tensor.token_shape[:-1]]
             if tensor.name == FINAL:
-                found.append(StoredTensor(BEST_TOKEN, TOP_DTYPES[TOP.index(BEST_TOKEN)], ()))
-    return tuple(sorted(found, key=lambda tensor: tensor.name))
+                found[BEST_TOKEN] = [TOP_DTYPES[BEST_TOKEN]]
+    return dict(sorted(found.items()))
 
 
-def bytes_a_token(tensors: Sequence[StoredTensor]) -> int:
+def bytes_a_token(tensors: Tensors) -> int:
     """Return the bytes of one token in the files, whose headers come to far below a thousandth."""
-    return sum(DTYPES[tensor.dtype].itemsize * prod(tensor.token_shape) for tensor in tensors)
-
-
-@dataclass(frozen=True)
-class Declaration:
-    """All that decides the numbers in a set of stored states; two sets of equal declarations are equal."""
-
-    target: str  # hash of the target's files
-    tokenizer: str
-    rows: str  # hash of the packed rows' manifest, or of the held-out rows
-    num_rows: int
-    sequence_length: int
-    computed_in: str  # torch's dtype of the target's forward
-    tensors: tuple[StoredTensor, ...]
-    temperature: float | None  # of the likeliest tokens' distribution; None: there are none
-    vocabulary: str | None  # hash of the draft vocabulary that these are taken from; None: all tokens
-
-    def plain(self) -> dict[str, Any]:
-        """Return the declaration as values of JSON, its tensors by their names."""
-        tensors = {tensor.name: [tensor.dtype, *tensor.token_shape] for tensor in self.tensors}
-        return asdict(self) | {"tensors": tensors}
-
-    @classmethod
-    def of_plain(cls, content: dict[str, Any]) -> "Declaration":
-        """Return the declaration that `plain` made this content of."""
-        tensors = tuple(StoredTensor(name, dtype, tuple(shape)) for name, (dtype, *shape) in content["tensors"].items())
-        return cls(**content | {"tensors": tensors})
-
-    @property
-    def hash(self) -> str:
-        """A hash of all of it."""
-        return hash_of(self.plain())
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one row."""
-        return self.sequence_length * bytes_a_token(self.tensors)
+    return sum(DTYPES[dtype].itemsize * prod(shape) for dtype, *shape in tensors.values())
 
 
 def hash_of(plain: Any) -> str:
-    """Return a hash of a declaration's plain content, or of another JSON value."""
+    """Return a hash of a declaration, or of another JSON value."""
     return sha256_text(json.dumps(plain, sort_keys=True))
 
 
@@ -162,25 +116,27 @@ def checked_config(target_path: str, recipe: Any) -> Any:
 
 def declare(
     recipe: Any, config: Any, target_manifest: Path, rows: RowSource, dtype: Any, vocabulary: DraftVocabulary | None
-) -> Declaration:
-    """Return the declaration of a recipe's states; config: of the target; dtype: torch's, in which the target runs.
+) -> dict[str, Any]:
+    """Return all that decides the numbers in a recipe's stored states, as JSON has it: equal declarations are equal states.
 
-    Hard labels want no final hidden states, so that the target's own loss is measured on held-out rows alone. Raises ValueError
-    for a recipe.states.top_k above the target's tokens.
+    config: of the target; dtype: torch's, in which the target runs. Hard labels want no final hidden states, so that the
+    target's own loss is measured on held-out rows alone. Raises ValueError for a recipe.states.top_k above the target's tokens.
     """
     states, (method, settings) = recipe.states, method_of(recipe, vocabulary)
-    learnt, top_k = method.learnt(settings), states.top_k
+    top_k = states.top_k
     if top_k is not None and top_k > config.vocab_size:
         raise ValueError(f"recipe.states.top_k: {top_k}: the target has {config.vocab_size} tokens; give as many or fewer")
-    of_top = None if top_k is None else learnt
-    return Declaration(
-        target=target_hash(target_manifest),
-        tokenizer=rows.tokenizer,
-        rows=rows.hash,
-        num_rows=len(rows),
-        sequence_length=rows.sequence_length,
-        computed_in=str(dtype),
-        tensors=stored_tensors(method.reads(config, settings, with_llm_loss=rows.held_out is not None), states.dtype, top_k),
-        temperature=None if of_top is None else of_top.temperature,
-        vocabulary=None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
-    )
+    of_top = None if top_k is None else method.learnt(settings)
+    reads = method.reads(config, settings, with_llm_loss=rows.held_out is not None)
+    return {
+        "target": target_hash(target_manifest),
+        "tokenizer": rows.tokenizer,
+        "rows": rows.hash,
+        "num_rows": len(rows),
+        "sequence_length": rows.sequence_length,
+        "computed_in": str(dtype),
+        "tensors": stored_tensors(reads, states.dtype, top_k),
+        # Of the distribution that the likeliest tokens are of; None: there are none, or they are taken from all tokens.
+        "temperature": None if of_top is None else of_top.temperature,
+        "vocabulary": None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
+    }

@@ -7,17 +7,13 @@ Shapes: B rows, S tokens, K key/value heads, D head width; N tokens, C tokens of
 V the tokens that the distributions are over, k likeliest of them.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.methods.contract import Distribution
 from longspec.models import losses
-from longspec.states.declaration import DTYPES, SCALE, StoredTensor
-from longspec.states.tensors import FINAL, KEYS, TOP, VALUES
+from longspec.states.declaration import DTYPES, SCALE, Tensors
+from longspec.states.tensors import KEYS, TOP, VALUES
 
 FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
 LEAST_SCALE = torch.finfo(torch.float32).tiny
@@ -28,57 +24,42 @@ def _with_heads_last(name: str, tensor: Tensor) -> Tensor:
     return tensor.transpose(1, 2) if name.startswith((KEYS, VALUES)) else tensor
 
 
-def encode(found: dict[str, Tensor], tensors: Sequence[StoredTensor]) -> dict[str, Tensor]:
-    """The stored tensors of a forward's, contiguous, on its device; the likeliest tokens are among `found` already."""
+def encode(found: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
+    """Return the stored tensors of a forward's, contiguous, on its device; the likeliest tokens are among `found` already."""
     encoded = {}
-    for tensor in tensors:
-        if tensor.name.endswith(SCALE):
+    for name, (dtype, *_) in tensors.items():
+        if name.endswith(SCALE):
             continue
-        value = _with_heads_last(tensor.name, found[tensor.name])
-        if tensor.dtype == "F8_E4M3":
+        value = _with_heads_last(name, found[name])
+        if dtype == "F8_E4M3":
             value = value.float()
             scale = value.abs().amax(-1, keepdim=True).div_(FLOAT8_MAX).clamp_(min=LEAST_SCALE)
-            encoded[tensor.name + SCALE] = scale[..., 0].contiguous()
+            encoded[name + SCALE] = scale[..., 0].contiguous()
             value = value / scale
-        encoded[tensor.name] = value.to(DTYPES[tensor.dtype]).contiguous()
+        encoded[name] = value.to(DTYPES[dtype]).contiguous()
     return encoded
 
 
-def decode(encoded: dict[str, Tensor], tensors: Sequence[StoredTensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """A forward's tensors of the stored ones, those of the target in `dtype`, those of the likeliest tokens as they are."""
+def decode(encoded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a forward's tensors of the stored ones, the target's in `dtype`, those of the likeliest tokens as they are."""
     found = {}
-    for tensor in tensors:
-        if not tensor.name.endswith(SCALE):
-            value = encoded[tensor.name]
-            if tensor.dtype == "F8_E4M3":
-                value = value.float().mul_(encoded[tensor.name + SCALE].unsqueeze(-1))
-            value = value if tensor.name in TOP else value.to(dtype)
-            found[tensor.name] = _with_heads_last(tensor.name, value).contiguous()
+    for name, value in encoded.items():
+        if not name.endswith(SCALE):
+            scale = encoded.get(name + SCALE)
+            value = value if scale is None else value.float().mul_(scale.unsqueeze(-1))
+            value = value if name in TOP else value.to(dtype)
+            found[name] = _with_heads_last(name, value).contiguous()
     return found
-
-
-class TopTokens(NamedTuple):
-    """The k likeliest tokens [N, k] of the target's distributions, likeliest first, in the target's numbers; and what else
-    is learnt or measured of the distributions.
-
-    log_probs_Nk: float32, at the temperature, over all tokens or over the draft vocabulary alone; log_sum_exp_N: float32, what
-    was subtracted from logits / temperature to make them. best_N: the likeliest of all the target's tokens. next_log_prob_N:
-    float32, of the given next tokens, over all tokens at temperature 1.
-    """
-
-    tokens_Nk: Tensor
-    log_probs_Nk: Tensor
-    log_sum_exp_N: Tensor
-    best_N: Tensor
-    next_log_prob_N: Tensor
 
 
 @torch.no_grad()
 def top_k_of(
     hidden_NH: Tensor, weight_TH: Tensor, k: int, ids_V: Tensor | None, temperature: float, next_tokens_N: Tensor
-) -> TopTokens:
-    """The k likeliest next tokens after each of N; a chunk of logits at a time.
+) -> tuple[Tensor, ...]:
+    """Return the tensors of tensors.TOP, in its order, for the next tokens after each of N; a chunk of logits at a time.
 
+    Tokens are in the target's numbers, the other numbers float32, and the log-probabilities at the temperature and over the
+    draft vocabulary alone where there is one; the best token and the next one's log-probability are over all tokens at 1.
     hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
     tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
     """
@@ -94,21 +75,4 @@ def top_k_of(
         top_Ck, tokens_Ck = scaled_CV.topk(k)
         tokens_Ck = tokens_Ck if ids_V is None else ids_V[tokens_Ck]
         parts.append((tokens_Ck, top_Ck - normalizer_C1, normalizer_C1[:, 0], best_C, next_C1[:, 0]))
-    return TopTokens(*(torch.cat(chunks) for chunks in zip(*parts, strict=True)))
-
-
-def best_token(final_BSH: Tensor, head_weight: Tensor) -> Tensor:
-    """Return the target's most likely next token at each place, int32 [B, S]."""
-    next_N = torch.zeros(final_BSH.shape[:2], dtype=torch.long, device=final_BSH.device).flatten()
-    return top_k_of(final_BSH.flatten(0, 1), head_weight, 1, None, 1.0, next_N).best_N.view(final_BSH.shape[:2])
-
-
-def with_top_tokens(
-    found: dict[str, Tensor], input_ids_BS: Tensor, head_weight: Tensor, learnt: Distribution, top_k: int
-) -> dict[str, Tensor]:
-    """A forward's tensors with the likeliest tokens beside `final`; behind a row's last token its first is the next."""
-    ids_V = None if learnt.ids is None else torch.tensor(learnt.ids, device=head_weight.device)
-    final_BSH = found[FINAL]
-    next_N = input_ids_BS.roll(-1, dims=1).flatten()
-    top = top_k_of(final_BSH.flatten(0, 1), head_weight, top_k, ids_V, learnt.temperature, next_N)
-    return found | {name: part.unflatten(0, final_BSH.shape[:2]) for name, part in zip(TOP, top, strict=True)}
+    return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))

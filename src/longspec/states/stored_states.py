@@ -1,36 +1,33 @@
-"""Stored states on the disk, the manifests that prove them, and the target as its draft sees it when they are read back.
+"""Stored states on the disk, and the target as its draft sees it when they are read back.
 
-shard.json      {"declaration", "hash", "shard", "num_shards", "first", "rows", "part_rows", "files": {part: {"bytes",
-                "sha256"}}, "left_out": {}, "bytes", "command"}; written last
-manifest.json   {"declaration", "hash", "files": {shard.json of each shard: {"bytes", "sha256"}}, "left_out", "bytes"}
-contents.json   {"hash", "left_out"}: all of it that decides what is trained; built again by other machines it is the same
+shard.json      {"declaration", "parts": names of its files of rows}; written last
 
 Shapes: B rows, S tokens.
 """
 
-import os
+import re
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
+from shlex import join, quote
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers.utils import logging
 
-from longspec.atomic_files import check_files, describe_files, read_json_object, write_json
+from longspec.atomic_files import read_json_object
 from longspec.config import differences
 from longspec.models.target import load_target, without_layers
-from longspec.states.declaration import Declaration
 from longspec.states.encoding import decode
 from longspec.states.forward import FrozenTarget
 
-SHARD, MANIFEST, CONTENTS = "shard.json", "manifest.json", "contents.json"
+SHARD = "shard.json"
+PART = re.compile(r"rows-(\d+)-(\d+)\.safetensors$")
 OPEN_PARTS = 64  # files that stay open
 
 
@@ -41,122 +38,87 @@ def rows_of_shard(num_rows: int, shard: int, num_shards: int) -> range:
     return range(shard * num_rows // num_shards, (shard + 1) * num_rows // num_shards)
 
 
-def parts_of(rows: range, size: int) -> list[range]:
-    """Return the rows of each file of a shard."""
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
-
-
 def part_name(rows: range) -> str:
     """Return the name of the file that holds these rows."""
     return f"rows-{rows.start:06d}-{rows.stop - 1:06d}.safetensors"
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A finished shard."""
-
-    path: Path  # of shard.json
-    content: dict[str, Any]
-    declaration: Declaration
-    rows: range  # the numbers of its rows
-
-    @classmethod
-    def read(cls, path: Path) -> "Shard":
-        """Read a shard's manifest. Raises ValueError for one that is missing, damaged, or of another version."""
-        content = read_json_object(path)
-        advice = f"build it again: {content.get('command', 'python -m longspec.states build')}"
-        if {"declaration", "hash", "first", "rows", "part_rows", "files", "left_out", "command"} - content.keys():
-            raise ValueError(f"{path}: holds no shard of this version's stored states; {advice}")
-        if content["left_out"]:  # an earlier version has stored zeros for them
-            raise ValueError(f"{path}: rows {', '.join(content['left_out'])} are not finite; {advice}")
-        rows = range(content["first"], content["first"] + content["rows"])
-        return cls(path, content, Declaration.of_plain(content["declaration"]), rows)
+def rows_in(name: str) -> range:
+    """Return the rows of a file of this name."""
+    found = PART.search(name)
+    assert found, name
+    return range(int(found[1]), int(found[2]) + 1)
 
 
-def merge(paths: list[Path], out: Path) -> dict[str, Any]:
-    """Write manifest.json, and contents.json beside it; returns the first. Raises ValueError for shards that are no whole."""
-    shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
-    first = shards[0]
-    for shard in shards:
-        if shard.declaration != first.declaration:
-            raise ValueError(f"{shard.path}: holds other states than {first.path}: of other rows, settings or target")
-    if [row for shard in shards for row in shard.rows] != list(range(first.declaration.num_rows)):
-        held = ", ".join(f"{shard.path} {shard.rows.start} to {shard.rows.stop - 1}" for shard in shards)
-        raise ValueError(f"{out}: there are rows 0 to {first.declaration.num_rows - 1}; give each shard once: {held}")
-    content = {
-        "declaration": first.declaration.plain(),
-        "hash": first.declaration.hash,
-        "files": describe_files(out.parent, [os.path.relpath(shard.path, out.parent) for shard in shards]),
-        "left_out": {},
-        "bytes": sum(shard.content["bytes"] for shard in shards),
-    }
-    write_json(out, content)
-    write_json(out.with_name(CONTENTS), {name: content[name] for name in ("hash", "left_out")})
-    return content
+def read_shard(path: Path) -> tuple[dict[str, Any], list[Path]]:
+    """Return a shard's declaration and its files of rows. Raises ValueError for one that is gone or of another version."""
+    content = read_json_object(path) if path.is_file() else {}
+    if {"declaration", "parts"} - content.keys():
+        raise ValueError(
+            f"{path}: holds no stored states of this version; after rm -f {quote(str(path.parents[1]))}/*/{SHARD} all "
+            "are built again: by the same snakemake command, or by python -m longspec.states build"
+        )
+    parts = [path.with_name(name) for name in content["parts"]]
+    for part in parts:
+        if not part.is_file():
+            raise ValueError(f"{part}: missing; {_made_again(part)}")
+    return content["declaration"], parts
+
+
+def _made_again(part: Path) -> str:
+    """Return how a file of rows is made again."""
+    return f"have it made again after: {join(['rm', '-f', str(part), str(part.with_name(SHARD))])}"
+
+
+def _open(part: Path) -> Any:
+    try:
+        return safe_open(part, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{part}: damaged ({error}); {_made_again(part)}") from error
 
 
 class StoredRows:
-    """The rows of some shards, numbered through: of one manifest.json or shard.json, or of several one after another.
+    """The rows of some files, numbered through. What is stored of a row is the same in all of them."""
 
-    What is stored of a row is the same in all of them, as their declarations say: only the rows differ.
-    """
-
-    def __init__(self, shards: Sequence[Shard]) -> None:
-        self.shards, self.declaration = shards, shards[0].declaration
-        assert all(shard.declaration.tensors == self.declaration.tensors for shard in shards)
-        parts = {
-            shard.path.with_name(part_name(rows)): len(rows)
-            for shard in shards
-            for rows in parts_of(shard.rows, shard.content["part_rows"])
-        }
-        self._paths, self._firsts = list(parts), list(accumulate(parts.values(), initial=0))
-        self._opened = lru_cache(maxsize=OPEN_PARTS)(lambda path: safe_open(path, framework="pt"))
+    def __init__(self, parts: Sequence[Path]) -> None:
+        self.parts, self._firsts = parts, list(accumulate((len(rows_in(path.name)) for path in parts), initial=0))
+        self._opened = lru_cache(maxsize=OPEN_PARTS)(_open)
 
     @classmethod
-    def open(cls, manifest: Path) -> "StoredRows":
-        """Open the shards of a manifest.json, or the one of a shard.json, in the order of their rows, and check their files.
+    def of(cls, wanted: Sequence[dict[str, Any]], paths: Sequence[Path]) -> "StoredRows":
+        """Find the rows of these declarations, one after another, among shards: in any that has the same one.
 
-        Raises ValueError that names what is missing, damaged, of another version, or was made again since it was merged.
+        Raises ValueError for what is missing.
         """
-        content, paths = read_json_object(manifest), [manifest]
-        if "first" not in content:
-            if not isinstance(content.get("files"), dict):
+        shards, found = {path: read_shard(path) for path in paths}, []
+        for declaration in wanted:
+            same = [part for held, of_shard in shards.values() if held == declaration for part in of_shard]
+            parts = list(dict(sorted((rows_in(part.name).start, part) for part in same)).values())
+            rows = [row for part in parts for row in rows_in(part.name)]
+            if not parts:
+                apart = [(differences(declaration, held), path) for path, (held, _) in shards.items()]
+                near, path = min(apart, key=lambda each: len(each[0]))
                 raise ValueError(
-                    f"{manifest}: holds no stored states of this version; remove {manifest.parent}, and build them: the same "
-                    "snakemake command does, or python -m longspec.states build and merge"
+                    f"{path}: holds other states than this job reads: {'; '.join(near)} (wanted -> stored); start the same "
+                    "snakemake command again, which builds them, or give those of this recipe, target and data, and of the "
+                    "held-out rows (build --held-out) where runtime.held_out_every is set"
                 )
-            check_files(manifest.parent, content["files"], advice="merge the shards again: python -m longspec.states merge")
-            paths = [manifest.parent / name for name in content["files"]]
-        shards = sorted(map(Shard.read, paths), key=lambda shard: (shard.rows.start, shard.rows.stop))
-        for shard in shards:
-            advice = f"build it again, which computes what is damaged: {shard.content['command']}"
-            check_files(shard.path.parent, shard.content["files"], shard.path, advice=advice)
-        return cls(shards)
-
-    def check_same(self, wanted: Declaration) -> None:
-        """Raise ValueError that names how these differ from the states that a training job wants."""
-        changed = differences(wanted.plain(), self.declaration.plain())
-        if changed:
-            raise ValueError(
-                f"{self.shards[0].path}: holds other states than this job reads: {'; '.join(changed)} (wanted -> stored); "
-                "build them again, or give those of this recipe, target and data"
-            )
+            if rows != list(range(declaration["num_rows"])):
+                held = ", ".join(f"{part.parent} {rows_in(part.name)}" for part in parts)
+                raise ValueError(f"--states: wanted are rows 0 to {declaration['num_rows'] - 1}; give each shard once: {held}")
+            found += parts
+        return cls(found)
 
     def read(self, rows: Sequence[int], *, pinned: bool) -> dict[str, Tensor]:
         """Read the stored tensors of some rows, [B, S, ...] on the host."""
         found = [self._row(row) for row in rows]
-        joined = {tensor.name: torch.stack([each[tensor.name] for each in found]) for tensor in self.declaration.tensors}
+        joined = {name: torch.stack([each[name] for each in found]) for name in found[0]}
         return {name: tensor.pin_memory() for name, tensor in joined.items()} if pinned else joined
 
     def _row(self, row: int) -> dict[str, Tensor]:
         number = bisect_right(self._firsts, row) - 1
-        file = self._opened(self._paths[number])
-        return {tensor.name: file.get_slice(tensor.name)[row - self._firsts[number]] for tensor in self.declaration.tensors}
-
-
-def held_out_number(row: int) -> int:
-    """By which the states of a held-out row are asked for, beside those of the rows that are trained."""
-    return -1 - row
+        file = self._opened(self.parts[number])
+        return {name: file.get_slice(name)[row - self._firsts[number]] for name in file.keys()}  # noqa: SIM118 - no dictionary
 
 
 def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
@@ -170,7 +132,7 @@ def load_without_layers(path: str, config: Any, dtype: torch.dtype) -> Any:
 
 
 class StoredStates(FrozenTarget):
-    """Stored states of training rows, and of held-out ones under their own numbers; a face like forward.TargetStates.
+    """Stored states of training rows, and of held-out ones under the numbers ~row; a face like forward.TargetStates.
 
     config: of the whole target; attention: the draft's backend.
     """
@@ -206,7 +168,7 @@ class StoredStates(FrozenTarget):
         source, rows = self.rows, list(numbers)
         if numbers[0] < 0:
             assert self.held_out is not None, "setup asks for held-out rows only with their states"
-            source, rows = self.held_out, [held_out_number(number) for number in numbers]
+            source, rows = self.held_out, [~number for number in numbers]
         return source.read(rows, pinned=self.head_weight.device.type == "cuda")
 
     @torch.no_grad()
@@ -224,6 +186,4 @@ class StoredStates(FrozenTarget):
         encoded = self._ahead.pop(numbers, None) or self._read(numbers)
         device, dtype = self.head_weight.device, self.head_weight.dtype
         encoded = {name: tensor.to(device, non_blocking=True) for name, tensor in encoded.items()}
-        held_out = self.held_out if numbers[0] < 0 else None
-        tensors = (held_out or self.rows).declaration.tensors
-        return self.inputs(input_ids_BS, position_ids_BS) | decode(encoded, tensors, dtype)
+        return self.inputs(input_ids_BS, position_ids_BS) | decode(encoded, dtype)

@@ -82,19 +82,13 @@ def sparse_teacher(
 ) -> SparseTeacher | None:
     """The teacher of stored likeliest tokens; None where the final hidden states were handed out.
 
-    labelled: takes [B, S, ...] to [N, ...]; ids_V: the draft vocabulary, None = all tokens; with_loss: the target's own loss is
-    wanted. Raises ValueError for tokens that the draft vocabulary has not: they were made for another one.
+    labelled: takes [B, S, ...] to [N, ...]; ids_V: the draft vocabulary that they were made for, None = all tokens; with_loss:
+    the target's own loss is wanted.
     """
     if TOP_TOKENS not in found:
         return None
-    tokens_Nk = draft_numbers(labelled(found[TOP_TOKENS]), ids_V)
-    if ids_V is not None and bool((tokens_Nk < 0).any()):
-        raise ValueError(
-            f"{TOP_TOKENS}: the stored states hold tokens outside this draft's vocabulary of {len(ids_V)}; build the states "
-            "with this run's draft vocabulary"
-        )
     return SparseTeacher(
-        tokens_Nk,
+        draft_numbers(labelled(found[TOP_TOKENS]), ids_V),
         labelled(found[TOP_LOG_PROBS]),
         draft_numbers(labelled(found[BEST_TOKEN]), ids_V),
         labelled(found[NEXT_LOG_PROB]) if with_loss else None,

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from datetime import timedelta
 from typing import Any
 
 from longspec.distributed import (
@@ -43,10 +44,10 @@ from longspec.train.arguments import Job, read_job
 from longspec.train.checkpoint import save_load
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.dry_batch import check_memory
-from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, control_group, sums_in_float32
+from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, sums_in_float32
 from longspec.train.estimate import plan
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.metrics import Meter, Metrics, whole_lines
+from longspec.train.metrics import Metrics, costs_of, whole_lines
 from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.preemption import SkippedSteps, Stop
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
@@ -77,12 +78,12 @@ def train_step(
         began = time.perf_counter()
         batch = reader.take()
         waited += time.perf_counter() - began
-        labels = (batch.labels[:, 1:] != NO_LABEL).sum()
-        output = engine(**batch.arguments, num_labels=num_labels, with_llm_loss=measured)
+        labels = (batch["labels"][:, 1:] != NO_LABEL).sum()
+        output = engine(**batch, num_labels=num_labels, with_llm_loss=measured)
         # DeepSpeed divides by the accumulation steps and the ranks; the loss is already a share of the global mean.
         engine.backward(output.loss * (accumulation * batches.ranks.world_size))
         engine.step()
-        losses.append((batch.row_numbers, output.loss.detach()))
+        losses.append((batch["row_numbers"], output.loss.detach()))
         sums[0] += output.loss.detach()
         for total, mean in zip(sums[1:], (output.llm_loss, output.agreement), strict=True):
             if mean is not None:
@@ -118,8 +119,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
-        # Rank 0 alone hashes files of states that are not known to be whole; the others find its note.
-        of_first_rank(lambda: bool(open_stored(job, rows, held_out.of_each, dtype, vocabulary)), ranks)
         stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
@@ -148,7 +147,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     record = [] if metrics is None else whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
-    meter = Meter(batches, trainer.states, job.runtime, ranks, device, dtype)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step
@@ -169,7 +167,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 row |= {"tokens_seen": tokens_seen, "seconds": elapsed, "skipped": engine.skipped_steps}
                 row |= {} if estimated is None else {"held_out": estimated}
                 if metrics is not None:
-                    row |= meter.numbers(row)
+                    row |= costs_of(row, batches, trainer.states.config, job.runtime, device, dtype)
                     metrics.append(row)
                     trackers.log(row)
                     bar.update()
@@ -215,7 +213,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
     try:
         device = boot(ranks, job.runtime.timeout_minutes)
         # Not before: a signal ends at once a rank that still waits for the others to come.
-        control = control_group(ranks, job.runtime.timeout_minutes)
+        timeout = timedelta(minutes=job.runtime.timeout_minutes)
+        control = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
         stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
         train(job, ranks, device, status, stop)

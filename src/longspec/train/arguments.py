@@ -25,7 +25,7 @@ DESCRIPTION = (
 )
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
 PATHS = ("target", "out", "init_weights", "vocabulary")  # of a Job
-OF_EACH = ("data", "states", "held_out_states")  # a path for each data set that the stage mixes
+LISTS = ("data", "states")  # of paths
 SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # of a job's end, as squeue tells it
 
 
@@ -41,10 +41,8 @@ class Job:
     out: Path
     deadline: float | None = None  # seconds since 1970
     vocabulary: Path | None = None
-    states: Sequence[Path] = ()
-    held_out_states: Sequence[Path] = ()
+    states: Sequence[Path] = ()  # of all these rows and of the held-out ones, in any order
     replay: Mapping[str, Path] = field(default_factory=dict)  # packed rows of recipe.data.replay, by their stages
-    replay_states: Mapping[str, Path] = field(default_factory=dict)  # and their stored states
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,15 +59,11 @@ def parser() -> argparse.ArgumentParser:
         frozen.add_argument(name, type=Path, metavar="FILE", help=purpose)
     for name, purpose in (
         ("--data", "manifest.json of the packed rows; of a mix those of each data set, in the order of their names"),
-        ("--states", "manifest.json of their stored states, where the recipe wants them"),
-        ("--held-out-states", "manifest of the held-out rows' stored states"),
+        ("--states", "shard.json of all stored states, where the recipe wants them, in any order"),
     ):
         frozen.add_argument(name, type=Path, nargs="+", default=[], metavar="FILE", help=purpose)
-    for name, purpose in (
-        ("--replay", "packed rows of each stage that recipe.data.replay names"),
-        ("--replay-states", "their stored states, where the recipe wants them"),
-    ):
-        frozen.add_argument(name, type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=purpose)
+    replay = "packed rows of each stage that recipe.data.replay names"
+    frozen.add_argument("--replay", type=named_path, nargs="+", default=[], metavar="STAGE=MANIFEST", help=replay)
     frozen.add_argument("--out", type=Path, metavar="DIR", help="the stage's folder")
     deadline = "save and stop by then: seconds since 1970, or `slurm`"
     parser.add_argument("--deadline", metavar="TIME", help=deadline)
@@ -99,8 +93,7 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
     if options.overrides:
         raise ValueError(f"{' '.join(options.overrides)}: overrides go with -cn; frozen files are not overridden")
     recipe, runtime = load(options.recipe, Recipe), load(options.runtime, Runtime)
-    given: dict[str, Any] = {name: getattr(options, name) for name in (*PATHS, *OF_EACH)}
-    given |= {"replay": dict(options.replay), "replay_states": dict(options.replay_states)}
+    given: dict[str, Any] = {name: getattr(options, name) for name in (*PATHS, *LISTS)} | {"replay": dict(options.replay)}
     return _checked(Job(recipe, runtime, deadline=options.deadline, **given))
 
 
@@ -169,8 +162,8 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
         log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
     # Every rank composes the same text; none has to wait for rank 0's file.
     given: dict[str, Any] = {name: None if files[name] is None else Path(files[name]) for name in PATHS}
-    for name in OF_EACH:
+    for name in LISTS:
         paths = [files[name]] if isinstance(files[name], str) else files[name] or []
         given[name] = [Path(path) for path in paths]
-    given |= {key: {name: Path(path) for name, path in files[key].items()} for key in ("replay", "replay_states")}
+    given["replay"] = {name: Path(path) for name, path in files.replay.items()}
     return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, **given))

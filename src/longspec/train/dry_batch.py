@@ -23,11 +23,6 @@ from longspec.train.estimate.memory import (
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
 
 
-def engine_bytes(setup: Setup) -> int:
-    """Return the bytes on the device that DeepSpeed will hold beside a draft and its gradients."""
-    return sum(item.bytes for item in training_state(setup) if item.name in (OPTIMIZER, BUCKET) and not item.on_host)
-
-
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     """Run a forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left.
 
@@ -35,13 +30,15 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     RuntimeError when other processes hold a part of the GPU.
     """
     device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
-    others = 0  # bytes of a GPU that this process did not take, contexts of CUDA included
+    others = held_later = 0
     if on_gpu:
+        # Beside a draft and its gradients; and what this process did not take, contexts of CUDA included.
+        held_later = sum(each.bytes for each in training_state(setup) if each.name in (OPTIMIZER, BUCKET) and not each.on_host)
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
     try:
         with torch.random.fork_rng([device] if on_gpu else []):
-            later = torch.empty(engine_bytes(setup) if on_gpu else 0, dtype=torch.uint8, device=device)
+            later = torch.empty(held_later, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
             named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row

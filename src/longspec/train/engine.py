@@ -93,13 +93,6 @@ def boot(ranks: Ranks, timeout_minutes: int) -> torch.device:
     return device
 
 
-def control_group(ranks: Ranks, timeout_minutes: int) -> Any:
-    """Make a group on CPUs in which ranks agree on stopping without waiting for their GPUs; None for a single rank."""
-    if ranks.world_size == 1:
-        return None
-    return dist.new_group(backend="gloo", timeout=timedelta(minutes=timeout_minutes))
-
-
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedule: str = "cosine") -> float:
     """Return the share of the learning rate at 0-based `step`: a linear warm-up from above zero, then `schedule` to the floor.
 
@@ -110,12 +103,6 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedul
     progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
     left = 1 - progress if schedule == LINEAR else 0.5 * (1 + math.cos(math.pi * progress))
     return FLOOR + (1 - FLOOR) * left
-
-
-def scheduler_factory(recipe: Recipe, total_steps: int) -> Callable[[torch.optim.Optimizer], LambdaLR]:
-    """Return a function from optimizer to schedule for DeepSpeed, whose own warm-up schedulers begin with steps at rate 0."""
-    warmup_steps, schedule = round(recipe.optimizer.warmup_ratio * total_steps), recipe.optimizer.schedule
-    return lambda optimizer: LambdaLR(optimizer, lambda step: learning_rate_factor(step, total_steps, warmup_steps, schedule))
 
 
 def sums_in_float32(runtime: Runtime) -> bool:
@@ -168,12 +155,17 @@ def build_engine(
     check_optimizer(recipe, runtime)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     elements = sum(parameter.numel() for parameter in trained)
+    warmup_steps, schedule = round(recipe.optimizer.warmup_ratio * total_steps), recipe.optimizer.schedule
+
+    def factor(step: int) -> float:
+        return learning_rate_factor(step, total_steps, warmup_steps, schedule)
+
     engine, _, _, _ = deepspeed.initialize(
         model=module,
         optimizer=MuonForMatrices.of(module, recipe) if recipe.optimizer.name == MUON else None,
         model_parameters=trained,
         config=deepspeed_config(recipe, runtime, *share, dtype, elements),
-        lr_scheduler=scheduler_factory(recipe, total_steps),
+        lr_scheduler=lambda optimizer: LambdaLR(optimizer, factor),  # DeepSpeed's own warm-ups begin with steps at rate 0
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:
         # Here DeepSpeed has already taken an optimizer step with zero gradients.

@@ -18,7 +18,6 @@ from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
-from longspec.states.stored_states import held_out_number
 
 
 class HeldOut:
@@ -70,7 +69,7 @@ class HeldOut:
         if number >= len(self.rows):
             is_label_1S = torch.zeros_like(is_label_1S)
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
-        numbers_1 = torch.tensor([held_out_number(place)])
+        numbers_1 = torch.tensor([~place])  # as StoredStates numbers held-out rows
         output = engine(input_ids=input_ids_1S, labels=labels_1S, row_numbers=numbers_1, **self.arguments)
         count = is_label_1S.sum()
         return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count

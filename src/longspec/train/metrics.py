@@ -12,7 +12,6 @@ import torch
 
 from longspec import jsonl
 from longspec.config import Runtime
-from longspec.distributed import Ranks
 from longspec.methods import measures_target
 from longspec.train.estimate import flops
 from longspec.train.micro_batches import StepBatches
@@ -64,35 +63,26 @@ def whole_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def peak_memory(device: torch.device) -> dict[str, int]:
-    """Return this rank's peak so far: what torch allocated on its GPU, or on CPUs the process's resident set."""
+def costs_of(
+    row: dict[str, Any], batches: StepBatches, config: Any, runtime: Runtime, device: torch.device, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
+
+    config: of the target. `flops` and `mfu` count the model's own operations, over all ranks. The peak is that of this rank's
+    memory so far: what torch allocated on its GPU, or on CPUs the process's resident set.
+    """
+    step, peak = row["step"] - 1, flops.peak(device, dtype, runtime.peak_tflops)
+    documents = flops.document_lengths(batches.rows, batches.row_numbers(step))
+    of = (config, batches.method, batches.settings, row["tokens"], documents, batches.num_labels(step))
+    measured = measures_target(batches.recipe, runtime)
+    operations = sum(flops.operations(*of, batches.recipe.states, with_llm_loss=measured))
     if device.type == "cuda":
-        return {"peak_gpu_bytes": torch.cuda.max_memory_allocated(device)}
-    return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
-
-
-class Meter:
-    """Counts what the steps of one job cost."""
-
-    def __init__(
-        self, batches: StepBatches, states: Any, runtime: Runtime, ranks: Ranks, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.batches, self.states, self.runtime, self.device = batches, states, runtime, device
-        self.world_size, self.peak = ranks.world_size, flops.peak(device, dtype, runtime.peak_tflops)
-
-    def numbers(self, row: dict[str, Any]) -> dict[str, Any]:
-        """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
-
-        `flops` and `mfu` count the model's own operations, over all ranks.
-        """
-        batches, step = self.batches, row["step"] - 1
-        documents = flops.document_lengths(batches.rows, batches.row_numbers(step))
-        of = (self.states.config, batches.method, batches.settings, row["tokens"], documents, batches.num_labels(step))
-        measured = measures_target(batches.recipe, self.runtime)
-        operations = sum(flops.operations(*of, batches.recipe.states, with_llm_loss=measured))
-        return {
-            "tokens_per_second": row["tokens"] / row["seconds"],
-            "flops": operations,
-            "mfu": None if self.peak is None else operations / row["seconds"] / (self.peak * self.world_size),
-            **peak_memory(self.device),
-        }
+        memory = {"peak_gpu_bytes": torch.cuda.max_memory_allocated(device)}
+    else:
+        memory = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}  # Linux counts in KiB
+    return {
+        "tokens_per_second": row["tokens"] / row["seconds"],
+        "flops": operations,
+        "mfu": None if peak is None else operations / row["seconds"] / (peak * batches.ranks.world_size),
+        **memory,
+    }

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,40 +17,16 @@ from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
 
+Arguments = dict[str, Any]  # of one forward by name: int64 tensors [B, S], the rows' numbers [B], what the method draws
 
-@dataclass
-class MicroBatch:
-    """Arguments of one forward: int64 tensors [B, S], the rows' numbers [B], and what the method draws for them.
 
-    The numbers stay on the host: they find stored states, and asking a GPU for them would wait for all that it has to do.
+def changed(batch: Arguments, change: Callable[[Tensor], Tensor]) -> Arguments:
+    """Return a batch with its tensors changed, but for the rows' numbers.
+
+    They stay on the host: they find stored states, and asking a GPU for them would wait for all that it has to do.
     """
-
-    input_ids: Tensor
-    labels: Tensor
-    position_ids: Tensor
-    document_ids: Tensor | None
-    row_numbers: Tensor
-    draws: dict[str, Any]
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """The tensors and draws as arguments by name."""
-        own = dict(vars(self))
-        return own | own.pop("draws")
-
-    def pinned(self) -> Self:
-        """Return it with the tensors in pinned memory, from which a GPU copies by itself."""
-        return self._each(Tensor.pin_memory)
-
-    def to(self, device: torch.device) -> Self:
-        """Return it with the tensors on a device; nothing waits for a copy from pinned memory."""
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Self:
-        def changed(values: dict[str, Any]) -> dict[str, Any]:
-            return {name: change(value) if isinstance(value, Tensor) else value for name, value in values.items()}
-
-        return replace(self, **changed(vars(self)) | {"row_numbers": self.row_numbers, "draws": changed(self.draws)})
+    kept = "row_numbers"
+    return {name: change(each) if isinstance(each, Tensor) and name != kept else each for name, each in batch.items()}
 
 
 class StepBatches:
@@ -80,7 +55,7 @@ class StepBatches:
         share = self.row_numbers(step)[self.ranks.rank :: self.ranks.world_size]
         return [share[start : start + self.micro_batch] for start in range(0, len(share), self.micro_batch)]
 
-    def load(self, step: int, row_numbers: np.ndarray) -> MicroBatch:
+    def load(self, step: int, row_numbers: np.ndarray) -> Arguments:
         """Read rows to the host and make their random draws, which depend on (seed, step, row) alone."""
         numbers = [int(number) for number in row_numbers]
         rows = [self.rows[number] for number in numbers]
@@ -93,14 +68,14 @@ class StepBatches:
         # Trailing padding needs no mask: causality hides it from every token before it.
         packed = any(row.document_ids_S.max() > 0 for row in rows)
         labels = [np.where(row.loss_mask_S > 0, row.input_ids_S, NO_LABEL) for row in rows]
-        return MicroBatch(
-            input_ids=tensor([row.input_ids_S for row in rows]),
-            labels=tensor(labels),
-            position_ids=tensor(positions),
-            document_ids=tensor([row.document_ids_S for row in rows]) if packed else None,
-            row_numbers=torch.tensor(numbers),
-            draws=draws,
-        )
+        return {
+            "input_ids": tensor([row.input_ids_S for row in rows]),
+            "labels": tensor(labels),
+            "position_ids": tensor(positions),
+            "document_ids": tensor([row.document_ids_S for row in rows]) if packed else None,
+            "row_numbers": torch.tensor(numbers),
+            **draws,
+        }
 
 
 class ReadAhead(AbstractContextManager["ReadAhead"]):
@@ -119,18 +94,18 @@ class ReadAhead(AbstractContextManager["ReadAhead"]):
     def __exit__(self, *_: Any) -> None:
         self._thread.shutdown(cancel_futures=True)
 
-    def _read(self) -> MicroBatch | None:
+    def _read(self) -> Arguments | None:
         """Read the next micro batch to the host; None behind the last."""
         place = next(self._places, None)
         if place is None:
             return None
         batch = self.batches.load(*place)
         self.states.prefetch(place[1])
-        return batch.pinned() if self.device.type == "cuda" else batch
+        return changed(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch  # a GPU copies from there by itself
 
-    def take(self) -> MicroBatch:
-        """Return the next micro batch on the device; the one after it begins to be read."""
+    def take(self) -> Arguments:
+        """Return the next micro batch on the device, for which nothing waits; the one after it begins to be read."""
         batch = self._coming.result()
         assert batch is not None, "no step is left"
         self._coming = self._thread.submit(self._read)
-        return batch.to(self.device)
+        return changed(batch, lambda tensor: tensor.to(self.device, non_blocking=True))

@@ -1,6 +1,6 @@
 """Sets up a training job before its first step: rows, stored states, steps, target and draft, and the identity of these."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from longspec.methods.draft_files import draft_weights_file
 from longspec.models.attention.backends import choose
 from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
-from longspec.states.declaration import RowSource, checked_config, declare, target_hash
+from longspec.states.declaration import RowSource, checked_config, declare, hash_of, target_hash
 from longspec.states.load import load_states
 from longspec.states.stored_states import StoredRows, StoredStates
 from longspec.train.arguments import Job
@@ -27,20 +27,11 @@ from longspec.train.arguments import Job
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The stored states that a job reads: of its own rows, of replayed ones by their stages, and of held-out ones."""
+    """The stored states that a job reads: of its rows as TrainedRows numbers them, and of its held-out ones."""
 
-    own: list[StoredRows]
-    replayed: dict[str, StoredRows]
-    held_out: StoredRows | None  # None where nothing is measured on them
-
-    @property
-    def rows(self) -> StoredRows:
-        """All trained rows' states, numbered as TrainedRows numbers these."""
-        return _joined([*self.own, *self.replayed.values()])
-
-
-def _joined(stored: list[StoredRows]) -> StoredRows:
-    return StoredRows([shard for each in stored for shard in each.shards])
+    rows: StoredRows
+    held_out: StoredRows
+    declared: list[dict[str, Any]]  # of each data set and then of each replayed stage
 
 
 def identity_of(
@@ -62,14 +53,11 @@ def identity_of(
     if rows.replayed:
         found["replayed"] = {name: each.data_hash for name, each in rows.replayed.items()}
     if stored is not None:
-        found["states"] = rows.of_own([_identity_of_states(each) for each in stored.own])
-        if stored.replayed:
-            found["replayed_states"] = {name: _identity_of_states(each) for name, each in stored.replayed.items()}
+        hashes = [{"declaration": hash_of(each), "left_out": {}} for each in stored.declared]
+        found["states"] = rows.of_own(hashes[: len(rows.own)])
+        if rows.replayed:
+            found["replayed_states"] = dict(zip(rows.replayed, hashes[len(rows.own) :], strict=True))
     return found
-
-
-def _identity_of_states(stored: StoredRows) -> dict[str, Any]:
-    return {"declaration": stored.declaration.hash, "left_out": {}}
 
 
 def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
@@ -94,36 +82,19 @@ def open_stored(
     Raises ValueError for files that are missing, unwanted, damaged, or hold other states than this job would compute.
     """
     if job.recipe.states.source != OFFLINE:
-        if job.states or job.held_out_states or job.replay_states:
+        if job.states:
             raise ValueError(f"--states: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
         return None
-    check_each(job.states, rows, "--states", "recipe.states.source is offline: give the manifest.json of its stored states")
+    if not job.states:
+        raise ValueError("--states: missing; recipe.states.source is offline: give the shard.json of all its stored states")
     config = read_target_config(read_json(job.target)["path"])
 
-    def opened(path: Path, source: RowSource) -> StoredRows:
-        stored = StoredRows.open(path)
-        stored.check_same(declare(job.recipe, config, job.target, source, dtype, vocabulary))
-        return stored
+    def declared(sources: Iterable[RowSource]) -> list[dict[str, Any]]:
+        return [declare(job.recipe, config, job.target, source, dtype, vocabulary) for source in sources]
 
-    check_replay(job, job.replay_states, "--replay-states", "the manifest.json of its stored states")
-    own = [opened(path, RowSource(each)) for path, each in zip(job.states, rows.own, strict=True)]
-    replayed = {name: opened(job.replay_states[name], RowSource(each)) for name, each in rows.replayed.items()}
-    if not held_out:
-        return StoredInputs(own, replayed, None)
-    advice = (
-        "runtime.held_out_every measures on held-out rows: give the shard.json of python -m longspec.states build --held-out, "
-        "or set it to 0"
-    )
-    check_each(job.held_out_states, rows, "--held-out-states", advice)
-    sources = [RowSource(*each) for each in zip(rows.own, held_out, strict=True)]
-    return StoredInputs(own, replayed, _joined(list(map(opened, job.held_out_states, sources))))
-
-
-def check_each(given: Sequence[Path], rows: TrainedRows, option: str, advice: str) -> None:
-    """Raise ValueError, with the advice, unless a file is given for each of the stage's own data sets."""
-    if len(given) != len(rows.own):
-        several = "" if len(rows.own) == 1 else ", one for each of --data, in the same order"
-        raise ValueError(f"{option}: {f'{len(given)} given' if given else 'missing'}; {advice}{several}")
+    trained = declared(map(RowSource, [*rows.own, *rows.replayed.values()]))
+    measured = declared(map(RowSource, rows.own, held_out)) if held_out else []
+    return StoredInputs(StoredRows.of(trained, job.states), StoredRows.of(measured, job.states), trained)
 
 
 def build_trainer(
@@ -169,18 +140,13 @@ def open_rows(job: Job) -> TrainedRows:
             f"--data: rows of {', '.join(held)}; recipe.data.name is {mix_told(job.recipe.data.name)}: give the manifest.json "
             f"of each, in this order: {', '.join(mix)}"
         )
-    check_replay(job, job.replay, "--replay", "the manifest.json of its rows, packed like the stage's own")
-    return TrainedRows(*own, replayed=dict(zip(job.replay, open_alike(job.replay.values(), first), strict=True)))
-
-
-def check_replay(job: Job, given: Mapping[str, Path], option: str, what: str) -> None:
-    """Raise ValueError unless files are given for each stage that recipe.data.replay names, and for no other."""
-    wanted = job.recipe.data.replay
-    if wanted.keys() != given.keys():
-        named, there = (", ".join(sorted(names)) or "nothing" for names in (wanted, given))
+    if job.recipe.data.replay.keys() != job.replay.keys():
+        named, there = (", ".join(sorted(names)) or "nothing" for names in (job.recipe.data.replay, job.replay))
         raise ValueError(
-            f"{option}: recipe.data.replay names {named}, given is {there}; give {option} STAGE=PATH for each, {what}"
+            f"--replay: recipe.data.replay names {named}, given is {there}; give --replay STAGE=PATH for each, "
+            "the manifest.json of its rows, packed like the stage's own"
         )
+    return TrainedRows(*own, replayed=dict(zip(job.replay, open_alike(job.replay.values(), first), strict=True)))
 
 
 def total_steps(job: Job, rows: TrainedRows) -> int:

@@ -4,8 +4,8 @@ A folder of them has three names, which are wildcards: model, rows (its packed r
 them and is known when a run is planned). Stages whose folders have the same names share them.
 """
 
+import os
 import shutil
-from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from longspec import methods
 from longspec.atomic_files import sha256_text
-from longspec.config import OFFLINE, plain, to_yaml, yaml_files
+from longspec.config import OFFLINE, to_yaml
 from longspec.config.schema import mix_of
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
@@ -21,7 +21,7 @@ from longspec.workflow.plan import Plan, freeze_runtime
 
 Folder = tuple[str, str, str]  # model, rows, declaration
 ROOT = Path("data/states")
-REMOVED = ".removed"  # the end of a folder's name while it is removed
+REMOVED = ".removed"  # the name of a folder while it is removed
 HASH_LETTERS = 8
 
 
@@ -101,35 +101,24 @@ class StatesPlan:
     # Reading.
 
     def states(self, run: str, variant: str, stage: str) -> list[str]:
-        """Return the stage's own copy of contents; none of a stage that is trained online."""
+        """Return the stage's own list of its states; none of a stage that is trained online."""
         return [str(_copy((run, variant, stage)))] if (run, variant, stage) in self._folders_of else []
 
-    def contents(self, linked: str) -> list[str]:
-        """Return the contents.json of the states that a stage is trained on, of those of its held-out rows, if it measures any,
-        and of those of the rows that it replays.
+    def read(self, linked: str) -> list[str]:
+        """Return the shard.json of all states that a stage reads: of its own rows, of those that it replays, of held-out ones.
 
         linked: the stage's run, variant and name, with slashes between them.
         """
         run, variant, name = linked.split("/")
         stage = (run, variant, name)
-        folders, mixed = list(map(_path, self._folders_of[stage])), len(self.plan.rows(*stage))
-        runtime, frozen = self.plan.configs[stage].runtime, _stage_folder(stage) / "runtime.yaml"
-        if self.is_trained(stage) and frozen.is_file():  # since `runtime` trains nothing again
-            runtime = yaml_files.read(frozen)
-        number = runtime["held_out_rows"] if runtime["held_out_every"] else 0
-        held_out = [folder / f"held-out-{number}" for folder in folders[:mixed]] if number else []
-        return [f"{folder}/contents.json" for folder in (*folders[:mixed], *held_out, *folders[mixed:])]
+        runtime, folders = self.plan.configs[stage].runtime, self._folders_of[stage]
+        own = folders[: len(self.plan.rows(*stage))] if runtime.held_out_every else []
+        held_out = [f"{_path(folder)}/held-out-{runtime.held_out_rows}/shard.json" for folder in own]
+        return [shard for folder in dict.fromkeys(folders) for shard in self.shards(*folder)] + held_out
 
     def options(self, run: str, variant: str, stage: str, states: list[str]) -> list[str]:
-        """Return the trainer's options that name these states."""
-        if not states:
-            return []
-        names = list(self.plan.replayed_data(run, variant, stage))
-        found = [str(Path(path).with_name("manifest.json")) for path in self.contents(f"{run}/{variant}/{stage}")]
-        of_stage, mixed = found[: len(found) - len(names)], len(self.plan.rows(run, variant, stage))
-        named = [f"{name}={path}" for name, path in zip(names, found[len(of_stage) :], strict=True)]
-        parts = {"--states": of_stage[:mixed], "--held-out-states": of_stage[mixed:], "--replay-states": named}
-        return [word for option, files in parts.items() if files for word in (option, *files)]
+        """Return the trainer's option that names these states."""
+        return ["--states", *self.read(f"{run}/{variant}/{stage}")] if states else []
 
     # Making again and removing.
 
@@ -137,74 +126,47 @@ class StatesPlan:
         """Tell whether a stage and those before it are trained, with the recipes that they have now."""
         stages = self.plan.stages_of(*stage[:2])
         for each in stages[: stages.index(stage) + 1]:
-            folder, recipe = _stage_folder(each), to_yaml(self.plan.configs[each].recipe)
+            folder, recipe = Path(paths.stage_folder(*each)), to_yaml(self.plan.configs[each].recipe)
             if not _is_done(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
                 return False
         return True
 
-    def _is_gone(self, stage: Stage) -> bool:
-        return not all((_path(folder) / "contents.json").is_file() for folder in self._folders_of[stage])
-
     @property
     def linked(self) -> list[str]:
-        """The stages, as {run}/{variant}/{stage}, whose copies of contents a job of this plan makes.
+        """The stages, as {run}/{variant}/{stage}, whose list of states a job of this plan makes: those that are not trained.
 
-        Not those that are trained and whose states are gone: where another stage has the same ones made again, Snakemake would
-        train them again.
+        Whatever becomes of a trained one's states, Snakemake trains it again for its other inputs alone.
         """
-        cut = [each for each in self._folders_of if self.is_trained(each) and self._is_gone(each) and _copy(each).is_file()]
-        return ["/".join(stage) for stage in self._folders_of if stage not in cut]
+        return ["/".join(stage) for stage in self._folders_of if not self.is_trained(stage)]
 
     def forget_copies(self) -> None:
-        """Hide the copy of each stage that is to be trained and whose states are gone, until the change is taken back.
+        """Remove the list of each stage that is to be trained and whose states are gone; a trained one has it, perhaps empty.
 
         Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
         """
-        for stage in filter(self._is_gone, self._folders_of):
-            copy, hidden = _copy(stage), _hidden(_copy(stage))
-            if not self.is_trained(stage) and copy.is_file():
-                copy.replace(hidden)
-            elif self.is_trained(stage) and hidden.is_file() and not copy.is_file():
-                hidden.replace(copy)
-
-    def begin(self, trained: Iterable[Stage], copied: Collection[str]) -> None:
-        """Raise ValueError, and remove the copy, where a stage is to be trained again without its states.
-
-        Only Snakemake knows of new rows or another target. trained: the planned stages; copied: what is made in this call.
-        """
-        read = [each for each in trained if each in self._folders_of and str(_copy(each)) not in copied]
-        alone = list(filter(self._is_gone, read))
-        for path in map(_copy, alone):
-            path.unlink(missing_ok=True)
-            _hidden(path).unlink(missing_ok=True)
-        if alone:
-            raise ValueError(
-                f"{', '.join(str(_stage_folder(stage)) for stage in alone)}: must be trained again, and the stored states were "
-                "removed; start the same command again, which builds them first"
-            )
+        for stage in self._folders_of:
+            copy = _copy(stage)
+            if not self.is_trained(stage):
+                if not all(map(os.path.isfile, self.read("/".join(stage)))):
+                    copy.unlink(missing_ok=True)
+            elif not copy.exists():  # after a change that was taken back
+                copy.touch()
+                os.utime(copy, (0, 0))  # no newer than what was trained
 
     def remove_unneeded(self) -> list[Path]:
-        """Remove the folders of the chosen runs that no stage is still to be trained on; return them. None with keep_states.
-
-        Nor those of a target whose states, with the same settings, a stage of any run is to be trained on that has begun and is
-        not done: the frozen recipes under results/ tell.
+        """Remove the folders that all stages of the chosen runs are trained on, and which no other stage that has begun reads;
+        return them. None with keep_states.
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        begun: list[Any] = [
-            yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml") if not _is_done(each.parent)
-        ]
-        needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
-        removed = []
-        for path in ROOT.glob(f"*/*/.*{REMOVED}"):  # what a killed call has left, whose name is wanted
-            shutil.rmtree(path)
+        begun = [copy.read_text() for copy in Path("results").glob("*/*/*/states.json") if not _is_done(copy.parent)]
+        removed, aside = [], ROOT / REMOVED  # at once: a part of a folder is of no use
+        shutil.rmtree(aside, ignore_errors=True)  # what a killed call has left
         for names, readers in self.readers.items():
-            chosen = [stage for stage in readers if stage[0] in self.plan.runs]  # not those that lend a vocabulary alone
-            folder, states = _path(names), plain(self.plan.configs[readers[0]].recipe)["states"]
-            trained = bool(chosen) and all(map(self.is_trained, chosen))
-            if folder.is_dir() and trained and (names[0], states) not in needed:
-                aside = folder.with_name(f".{folder.name}{REMOVED}")
-                folder.rename(aside)  # at once: a part of it is of no use
+            folder, chosen = _path(names), [stage for stage in readers if stage[0] in self.plan.runs]
+            needed = any(f"{folder}/" in each for each in begun) or not all(map(self.is_trained, chosen))
+            if chosen and folder.is_dir() and not needed:
+                folder.rename(aside)
                 shutil.rmtree(aside)
                 removed.append(folder)
         return removed
@@ -216,14 +178,6 @@ def _path(names: Folder) -> Path:
 
 def _copy(stage: Stage) -> Path:
     return Path(paths.STAGE_STATES.format(linked="/".join(stage)))
-
-
-def _hidden(copy: Path) -> Path:
-    return copy.with_name(f".{copy.name}")
-
-
-def _stage_folder(stage: Stage) -> Path:
-    return Path(paths.stage_folder(*stage))
 
 
 def _is_done(folder: Path) -> bool:

@@ -79,7 +79,7 @@ def train_step(engine: Any, batches: StepBatches, step: int, ranks: Ranks, *, po
     parts = batches.micro_batches(step)
     for row_numbers in parts:
         batch = batches.load(step, row_numbers)
-        loss = engine(**batch.arguments, num_labels=batches.num_labels(step)).loss
+        loss = engine(**batch, num_labels=batches.num_labels(step)).loss
         factor = float("nan") if poison and not losses and ranks.rank == ranks.world_size - 1 else 1.0
         engine.backward(loss * (factor * len(parts) * ranks.world_size))
         engine.step()

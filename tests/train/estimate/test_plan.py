@@ -98,19 +98,6 @@ def test_what_does_not_fit_ends_with_1_and_what_to_change(folder: Path, capsys: 
     assert "Change one or several of: " in text
 
 
-@pytest.mark.parametrize(
-    ("more", "message"),
-    [
-        ([], "give --data or --rows for each data set of the stages, 1 in all"),
-        (["--rows", "3"], "4 rows in a step do not fit 3 packed rows"),
-        (["--rows", "21", "--ranks", "3"], "4 rows cannot be shared equally by 3 processes"),
-    ],
-)
-def test_mistakes_are_named(folder: Path, more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan.main(command(folder, *more)) == 1
-    assert message in capsys.readouterr().err
-
-
 def test_a_stage_of_several_sources_is_counted_by_their_shares(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its own rows are seen as often as without; their number and the operations are counted by hand."""
     recipe, runtime = frozen(folder)

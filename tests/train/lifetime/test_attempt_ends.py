@@ -19,15 +19,7 @@ def launch(job: Job, *module: str) -> "subprocess.Popen[str]":
     options = job.command()[len(job.launcher) + 2 :]
     launcher = [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", f"--log={job.out / 'train.log'}"]
     job.freeze()
-    return start([*launcher, "--", *(module or ["longspec.train"]), *options], job.out)
-
-
-def ended(job: Job, process: "subprocess.Popen[str]") -> str:
-    """The whole log of a job that must not end well."""
-    finish(process)
-    assert process.returncode == 1
-    text = (job.out / "train.log").read_text()
-    return text.rstrip()
+    return start([*launcher, "--", *module, *options], job.out)
 
 
 def tell(pids: list[int], number: signal.Signals) -> None:
@@ -35,18 +27,6 @@ def tell(pids: list[int], number: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
-
-
-def test_a_signal_to_all_and_by_the_launcher_is_one_request(make_job: MakeJob) -> None:
-    """As Ctrl-C on a terminal comes: to the launcher, which passes it on, and to each rank. The log ends with the reason."""
-    job = make_job("job", ["recipe.steps=400"])
-    process = launch(job)
-    job.wait_for(2, process)
-    tell([*ranks_of(process).values(), process.pid], signal.SIGTERM)
-    text = ended(job, process)
-    assert f"saved step {job.status()['step']}," in text
-    assert text.splitlines()[-1] == f"stopped at step {job.status()['step']} of 400: signal SIGTERM"
-    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGTERM")
 
 
 def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
@@ -66,12 +46,12 @@ def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:
     """In the thread that reads for it, while the other waits and ends like it; a single rank too, in a save."""
     one, two = (make_job(name, ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]) for name in "12")
     one.freeze()
-    alone = start([*PLAIN, "-m", "tests.train.lifetime.hanging", "0", "write", *one.command()[3:]], one.out)
-    both = launch(two, "tests.train.lifetime.hanging", "1", "data")
+    alone = start([*PLAIN, "-m", "tests.train.lifetime.troubled", "hanging", "0", "write", *one.command()[1:]], one.out)
+    both = launch(two, "tests.train.lifetime.troubled", "hanging", "1", "data", "-m", "longspec.train")
     texts = [finish(alone)[0], finish(both)[0] + (two.out / "train.log").read_text().rstrip()]
     assert alone.returncode != 0
     assert both.returncode == 1
     for job, text, ranks in ((one, texts[0], 1), (two, texts[1], 2)):
         assert len(re.findall(r"^Timeout \(0:00:0[89]\)!$", text, re.MULTILINE)) == ranks, text
-        assert re.search(r'hanging\.py", line \d+ in wrapped', text)  # where it hangs
+        assert re.search(r'troubled\.py", line \d+ in wrapped', text)  # where it hangs
         assert job.status()["state"] == "running"  # nobody was left to write

@@ -54,7 +54,7 @@ def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None
     options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.timed", str(4 * 50), str(margin + 0.3)]
+    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(4 * 50), str(margin + 0.3)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
         assert len(slices) < 5
@@ -109,7 +109,7 @@ def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
 def test_after_too_many_skipped_steps_the_advice_trains(make_job: MakeJob) -> None:
     """The job has checkpoints of its own when it fails for good. A lower rate trains after what its words say."""
     job = make_job("job", ["recipe.steps=12", "runtime.save_every=3", "runtime.max_skipped_in_a_row=1"])
-    job.launcher = [sys.executable, "-m", "tests.train.lifetime.diverging"]
+    job.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "diverging"]
     text = job.refusal()
     assert "step 6: 2 steps in a row skipped" in text
     assert (job.status()["state"], job.status()["deterministic"]) == ("failed", True)

@@ -1,6 +1,5 @@
 """That one job at a time writes into a stage's folder: on one machine, on several, and after one was taken for dead."""
 
-import errno
 import fcntl
 import json
 import os
@@ -11,7 +10,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -26,7 +24,7 @@ from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-PACE = {"BEAT": 0.05, "STALE": 1.0, "SETTLE": 0.2}
+PACE = {"BEAT": 0.05, "STALE": 1.0}
 
 
 class EndError(Exception):
@@ -73,13 +71,14 @@ def content(out: Path) -> dict[str, Any]:
 
 def is_held_by(out: Path, holder: Lease) -> bool:
     holder.check()
-    return content(out)["holder"] == holder.holder and not content(out)["released"]
+    found = read(out)
+    return found is not None and found.holder["holder"] == holder.holder and not found.is_released
 
 
 @contextmanager
 def beating(out: Path, **holder: Any) -> Iterator[None]:
     """A lease that another machine keeps renewing."""
-    write_json(out / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5, "released": False} | holder)
+    write_json(out / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5} | holder)
     ended = threading.Event()
 
     def beat() -> None:
@@ -101,14 +100,9 @@ def test_a_fresh_folder_says_who_holds_it(
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     held = acquire(tmp_path / "out", "node3")
     found = content(tmp_path / "out")
-    assert {name: found[name] for name in ("job", "host", "pid", "released")} == {
-        "job": "4711",
-        "host": "node3",
-        "pid": os.getpid(),
-        "released": False,
-    }
+    assert [found[name] for name in ("job", "host", "pid")] == ["4711", "node3", os.getpid()]
     held.release()
-    assert content(tmp_path / "out") == found | {"released": True}
+    assert content(tmp_path / "out") == found
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
     assert is_held_by(tmp_path / "out", acquire(tmp_path / "out", "node4"))
     assert capsys.readouterr().out == ""  # taken without watching
@@ -161,27 +155,6 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     )
 
 
-def test_of_many_that_take_over_at_once_one_gets_it(
-    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lease, "STALE", 0.3)
-    monkeypatch.setattr(lease, "SETTLE", 1.0)
-    together = threading.Barrier(4)
-    write_json(tmp_path / lease.LEASE, {"holder": "dead", "host": "node0", "released": False})
-
-    def attempt(host: str) -> Lease | ValueError:
-        together.wait()
-        try:
-            return acquire(tmp_path, host)
-        except ValueError as error:
-            return error
-
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(attempt, [f"node{taker}" for taker in range(1, 5)]))
-    [winner] = [one for one in found if isinstance(one, Lease)]
-    assert is_held_by(tmp_path, winner)
-
-
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
     tmp_path: Path,
     no_locks_between_machines: None,
@@ -210,22 +183,6 @@ def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
         second.check()
 
 
-def test_a_disk_that_does_not_answer_for_a_while_ends_no_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    held, silent = acquire(tmp_path), threading.Event()
-
-    def broken(*_: Any) -> NoReturn:
-        silent.set()
-        raise OSError(errno.EIO, "Input/output error")
-
-    for owner, name in ((os, "utime"), (lease, "read")):
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, name, broken)
-            assert silent.wait(60)
-        silent.clear()
-    assert held._thread.is_alive()
-    assert is_held_by(tmp_path, held)
-
-
 def is_frozen(process: subprocess.Popen[str]) -> bool:
     return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
@@ -244,7 +201,8 @@ def take_over(job: Job) -> Lease:
 
 def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob) -> None:
     """Right before it commits a checkpoint. Another one has taken its folder over, and is not disturbed by it."""
-    frozen, whole = make_job("frozen", launcher=[sys.executable, "-m", "tests.train.lifetime.frozen"]), make_job("whole")
+    frozen, whole = make_job("frozen"), make_job("whole")
+    frozen.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "frozen"]
     process = frozen.start()
     frozen.wait_until(lambda: is_frozen(process), process)
     other = take_over(frozen)

@@ -29,7 +29,6 @@ from longspec.models.weight_files import open_safetensors, telling_damage
 from longspec.process_group import of_first_rank
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 
-RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 SEPARATOR = "|"
 ALIGNMENT = 8
@@ -105,15 +104,6 @@ class Shards:
             raise ValueError(f"{self.folder}: {kind} of {name}: elements {wanted} to {end} are in none of its files")
 
 
-def whole_tensors(folder: Path, names: Iterable[str], shapes: dict[str, list[int]], kind: str) -> dict[str, Tensor]:
-    """Return all parameters of one kind. Raises ValueError that names a missing one."""
-    shards = Shards(folder, names)
-    found = {name: torch.empty(shape, dtype=torch.float32) for name, shape in shapes.items()}
-    for name, tensor in found.items():
-        shards.fill(tensor.view(-1), kind, name, 0)
-    return found
-
-
 def _gather(value: Any, ranks: Ranks) -> list[Any]:
     """Return each rank's value, on every rank; also a barrier."""
     gathered: list[Any] = [None] * ranks.world_size
@@ -160,9 +150,6 @@ def save(
             check_owner()
             record()
             checkpoint_dir.begin(beside)
-            needed, free = size + RESERVE, shutil.disk_usage(folder).free
-            if free < needed:
-                raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
 
     def write() -> dict[str, Any]:
         # Another machine may not have heard of the folder yet.
@@ -241,5 +228,8 @@ def draft_state_dict(slot: Path) -> dict[str, Tensor]:
     Raises ValueError that names a damaged or missing file, or a missing tensor.
     """
     manifest = checkpoint_dir.read_slot(slot)
-    weights = whole_tensors(slot, manifest["files"], manifest["shapes"], "fp32")
+    shards = Shards(slot, manifest["files"])
+    weights = {name: torch.empty(shape, dtype=torch.float32) for name, shape in manifest["shapes"].items()}
+    for name, tensor in weights.items():
+        shards.fill(tensor.view(-1), "fp32", name, 0)
     return {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in weights.items()}

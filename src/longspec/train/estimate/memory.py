@@ -19,7 +19,7 @@ from longspec.methods.contract import Method
 from longspec.models.attention.sdpa import QUERY_BLOCK
 from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width, heads_of_rank, without_layers
-from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
+from longspec.states.declaration import Tensors, bytes_a_token, stored_tensors
 from longspec.states.load import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
 from longspec.train.estimate.flops import experts_of
@@ -57,7 +57,7 @@ class Setup:
     target_bytes: int
     largest_gather: int  # bytes of a partitioned target that are whole at once: a layer, or the embeddings
     draft_parameters: int
-    stored: tuple[StoredTensor, ...] | None = None  # tensors of the states that are read from files; None: the target runs
+    stored: Tensors | None = None  # tensors of the states that are read from files; None: the target runs
     top_k: int | None = None  # likeliest tokens that are stored in the place of `final`
 
     @property
@@ -209,7 +209,7 @@ def target_items(setup: Setup) -> list[Item]:
     return items
 
 
-def stored_items(setup: Setup, stored: tuple[StoredTensor, ...]) -> list[Item]:
+def stored_items(setup: Setup, stored: Tensors) -> list[Item]:
     """Return embedding, norm and head of a target whose states are stored, and two micro batches of these, on the host.
 
     The one in use is on a GPU too, while it is decoded.
