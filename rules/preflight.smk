@@ -1,4 +1,4 @@
-# `snakemake preflight`: the machines of a job of days, checked in minutes. No stage waits for it.
+# `snakemake preflight`: what a job of days needs, checked in minutes where it would run. No stage waits for it.
 
 import time
 
@@ -8,6 +8,10 @@ ASKED = time.time()
 # `asked` differs in each call of Snakemake, so that the job always runs: a machine that was well yesterday may not be so
 # today. Of a failed one the log has the table. Tried again it would find the same.
 rule preflight_run:
+    input:
+        recipes=from_plan(partial(PLAN.of_first_variant, "recipe")),
+        runtimes=from_plan(partial(PLAN.of_first_variant, "runtime")),
+        target=from_plan(PLAN.target),
     output:
         report=paths.PREFLIGHT,
     log:
@@ -24,10 +28,13 @@ rule preflight_run:
     params:
         asked=ASKED,
         gpus=gpus_of,
+        out=subpath(output.report, parent=True),
     shell:
         "python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
-        " --log {log:q} -- longspec.cluster preflight --gpus-expected {params.gpus:q} --report {output.report:q}"
+        " --log {log:q} -- longspec.cluster preflight --recipe {input.recipes:q} --runtime {input.runtimes:q}"
+        " --target {input.target:q} --gpus-expected {params.gpus:q}"
+        " --out {params.out:q} --report {output.report:q}"
 
 
 rule preflight:

@@ -4,51 +4,85 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
+from transformers import Qwen2Config
 
+from longspec.atomic_files import read_json, write_json, write_text
 from longspec.cluster import preflight
-from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, check_versions
+from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, check_versions, host_memory
+from longspec.config import Recipe, Runtime, compose, to_yaml, typed
 from longspec.distributed import Ranks
-from tests.jobs import torchrun
+from longspec.train.estimate.memory import estimate, peak, setup_of
+from tests.jobs import RECIPE, torchrun
 from tests.warm_jobs import popen
 from tests.workflow.planning import copy_to
 
+MIB = 2**20
 CPU = torch.device("cpu")
-HERE = Facts("n1", {"torch": "1"})
+HERE = Facts("n1", {"torch": "1"}, host_memory=host_memory())
 H100 = replace(HERE, gpus=1, gpu="H100", memory=80 * 2**30)
 
 
-def preflight_of(*options: str, launcher: tuple[str, ...] = (sys.executable,)) -> tuple[int, str]:
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    """A folder with a stage's frozen files and a target without its weights."""
+    folder = tmp_path / "job"
+    config = compose("train", RECIPE)
+    write_text(folder / "recipe.yaml", to_yaml(config.recipe))
+    write_text(folder / "runtime.yaml", to_yaml(config.runtime))
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    Qwen2Config(vocab_size=300, num_key_value_heads=2, **shape).save_pretrained(folder / "target")
+    write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "files": {}})
+    return folder
+
+
+@pytest.fixture
+def needs(job: Path) -> Callable[..., dict[str, Finding]]:
+    """The checks of memory and disk for the stage with other settings; one rank unless told else."""
+
+    def check(*overrides: str, facts: list[Facts] | None = None) -> dict[str, Finding]:
+        config = compose("train", [*RECIPE, *overrides])
+        recipe, runtime = typed(to_yaml(config.recipe), Recipe, job), typed(to_yaml(config.runtime), Runtime, job)
+        target = str(job / "target_manifest.json")
+        return preflight.check_needs(target, facts or [HERE], [(recipe, runtime)], CPU, job / "out")
+
+    return check
+
+
+def preflight_of(job: Path, out: Path, *options: str, launcher: tuple[str, ...] = (sys.executable,)) -> tuple[int, str]:
     """Exit code of the program and all that it prints."""
-    command = [*launcher, "-m", "longspec.cluster", "preflight", *options]
+    files = [f"--{section}={job / section}.yaml" for section in ("recipe", "runtime")]
+    files += [f"--target={job / 'target_manifest.json'}", f"--out={out}"]
+    command = [*launcher, "-m", "longspec.cluster", "preflight", *files, *options]
     process = popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     text, _ = process.communicate(timeout=200)
     return process.returncode, text
 
 
 @pytest.mark.slow
-def test_two_ranks_find_all_well(tmp_path: Path) -> None:
+def test_two_ranks_find_all_well(job: Path, tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    code, text = preflight_of(f"--report={report}", launcher=tuple(torchrun(2)))
+    code, text = preflight_of(job, tmp_path / "out", f"--report={report}", launcher=tuple(torchrun(2)))
     assert code == 0, text
     told = json.loads(report.read_text())
     levels = {check["name"]: check["level"] for check in told["checks"]}
     no_gpu = 0 if torch.cuda.is_available() else 1  # which is a warning
-    assert levels == dict.fromkeys(("versions", "all-reduce"), OK) | {"gpus": WARN if no_gpu else OK}
+    assert levels == dict.fromkeys(("versions", "all-reduce", "memory", "disk"), OK) | {"gpus": WARN if no_gpu else OK}
     assert re.search(r"^ok +all-reduce +(gloo|nccl) over 2 ranks, sums exact; \d+ MiB in .* GB/s$", text, re.MULTILINE)
     assert told["summary"] in text
-    assert f"{3 - no_gpu} ok, {no_gpu} warnings, 0 failed" in told["summary"]
+    assert f"{5 - no_gpu} ok, {no_gpu} warnings, 0 failed" in told["summary"]
     assert len(told["ranks"]) == 2
 
 
 @pytest.mark.slow
-def test_without_a_launcher_all_is_checked_though_one_fails() -> None:
-    code, text = preflight_of("--gpus-expected=99")
+def test_without_a_launcher_all_is_checked_though_one_fails(job: Path, tmp_path: Path) -> None:
+    code, text = preflight_of(job, tmp_path / "out", "--gpus-expected=99")
     assert code == 1
     assert re.findall(r"^fail +(\S+)", text, re.MULTILINE) == ["gpus", "all-reduce"]
     assert "2 failed" in text.splitlines()[-1]
@@ -79,17 +113,49 @@ def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.level, found.found) == (FAIL, "999 of 1000 sums over all ranks are wrong")
 
 
+def test_a_stage_that_does_not_fit(needs: Callable[..., dict[str, Finding]], job: Path) -> None:
+    assert needs("runtime.micro_batch=4")["memory"].level == OK
+    found = needs("runtime.micro_batch=4", facts=[replace(HERE, host_memory=MIB)])["memory"]
+    assert found.level == FAIL
+    assert "runtime.micro_batch" in found.found
+    offload = "runtime.deepspeed.offload_optimizer=cpu"
+    config = compose("train", [*RECIPE, offload])
+    target = Qwen2Config.from_pretrained(job / "target")
+    items = estimate(setup_of(target, config.recipe, config.runtime, 1, 1, torch.float32, CPU))
+    needed = peak(items) + peak(items, on_host=True)
+    for memory, level in ((needed, OK), (needed - 1, FAIL)):
+        assert needs(offload, facts=[replace(HERE, host_memory=memory)])["memory"].level == level
+
+
+def test_what_no_stage_can_have(needs: Callable[..., dict[str, Finding]], job: Path) -> None:
+    assert "cannot be shared equally by 3 processes" in needs(facts=[HERE] * 3)["memory"].found
+    config = read_json(job / "target/config.json")
+    write_json(job / "target/config.json", config | {"model_type": "gpt2"})
+    found = needs()
+    assert found["memory"].level == FAIL
+    assert "gpt2" in found["memory"].found
+    assert found["disk"].level == OK
+
+
 @pytest.mark.slow
-def test_the_rule_runs_each_time_again(tmp_path: Path, root: Path) -> None:
-    """A stand-in for the launcher writes down what it is told."""
+def test_the_rule_checks_all_stages_of_a_run_as_they_will_be_started_and_each_time_again(tmp_path: Path, root: Path) -> None:
+    """A stand-in for the launcher writes down what it is told; a second call runs the job again."""
     workflow = copy_to(tmp_path, root)
     (tmp_path / "src/longspec/cluster/launch.py").write_text(
         "from pathlib import Path\n\n\ndef main(argv):\n    Path(argv[-1]).write_text(' '.join(argv))\n    return 0\n"
     )
+    write_text(tmp_path / "models/demo/target_manifest.json", "{}")
+    until = ["--allowed-rules", "preflight", "preflight_run", "stage_config"]
     gres = ["--set-resources", "preflight_run:gres='nvme:2,gpu:a100_80gb:2'"]
+    report = tmp_path / "results/demo/preflight.json"
     for more, gpus in (([], 0), (gres, 2)):
-        assert "rule preflight_run:" in workflow.output("preflight", "--cores=1", *more)
-        told = (tmp_path / "results/demo/preflight.json").read_text()
-        assert told.startswith("--nodes 1 --ranks 1 ")
-        end = f"-- longspec.cluster preflight --gpus-expected {gpus} --report results/demo/preflight.json"
-        assert told.endswith(f"--log logs/preflight/demo.log {end}")
+        assert "rule preflight_run:" in workflow.output("preflight", "--cores=1", *until, *more)
+        stages = [f"results/demo/sinkpi-slicing/{stage}" for stage in ("base", "long", "longcot")]
+        for section in ("recipe", "runtime"):
+            assert f"--{section} {' '.join(f'{stage}/{section}.yaml' for stage in stages)} --" in report.read_text()
+        for part in (
+            "--nodes 1 --ranks 1 ",
+            "--log logs/preflight/demo.log -- longspec.cluster preflight ",
+            f"--gpus-expected {gpus} --out results/demo --report results/demo/preflight.json",
+        ):
+            assert part in report.read_text()

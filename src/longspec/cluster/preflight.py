@@ -1,4 +1,4 @@
-"""Check in minutes, on an allocated node or several, what has stopped jobs of days: GPUs, versions, the all-reduce.
+"""Check in minutes, on an allocated node or several, what has stopped jobs of days: GPUs, versions, all-reduce, memory, disk.
 
 Every rank of a launcher runs it; without one it is the only rank. Ranks exchange what they find through a key-value store,
 which works where a collective does not. Rank 0 judges and prints it; with 1 it ends when a check failed.
@@ -7,6 +7,7 @@ which works where a collective does not. Rank 0 judges and prints it; with 1 it 
 import argparse
 import json
 import os
+import shutil
 import socket
 import sys
 import time
@@ -21,10 +22,13 @@ import torch
 import torch.distributed as dist
 
 from longspec.atomic_files import write_json
-from longspec.distributed import Ranks, end_at_once, find_ranks
+from longspec.config import ConfigError, Recipe, Runtime, load
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch, sharing_ranks
+from longspec.models.target import resolve_dtype
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
-from longspec.train.estimate.memory import gib, memory_of
+from longspec.train.estimate.memory import Setup, estimate, gib, memory_of, out_of_memory, peak, setup_of
+from longspec.train.estimate.plan import disk_bytes, read_target
 from longspec.train.trackers import is_installed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -45,13 +49,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a rank that all others get."""
+    """Facts about a rank that all others get; memory in bytes."""
 
     host: str
     versions: dict[str, str]
     gpus: int = 0  # that it sees
     gpu: str = ""  # the name of its own
-    memory: int = 0  # of its own, in bytes
+    memory: int = 0
+    host_memory: int = 0
 
 
 def own_facts(ranks: Ranks) -> Facts:
@@ -61,7 +66,12 @@ def own_facts(ranks: Ranks) -> Facts:
     gpus, gpu, memory = torch.cuda.device_count() if torch.cuda.is_available() else 0, "", 0
     if ranks.local_rank < gpus:
         gpu, memory = torch.cuda.get_device_name(ranks.local_rank), memory_of(own_device(ranks))
-    return Facts(socket.gethostname(), versions, gpus, gpu, memory)
+    return Facts(socket.gethostname(), versions, gpus, gpu, memory, host_memory())
+
+
+def host_memory() -> int:
+    """Return the bytes of main memory that this job may take on its node: what Slurm leaves it, or all."""
+    return int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20 or memory_of(torch.device("cpu"))
 
 
 def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
@@ -124,6 +134,49 @@ def check_gpus(facts: list[Facts], expected: int) -> Finding:
     return Finding(OK, f"{facts[0].gpus} x {facts[0].gpu}, {gib(facts[0].memory)} each")
 
 
+def check_needs(
+    target: str, facts: list[Facts], stages: list[tuple[Any, Any]], device: torch.device, out: Path
+) -> dict[str, Finding]:
+    """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too."""
+    nodes, setups = len({each.host for each in facts}), {}
+    try:
+        config = read_target(target)
+        for recipe, runtime in stages:
+            world_size = nodes * sharing_ranks(recipe.global_batch, nodes, len(facts) // nodes)
+            micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
+            dtype = resolve_dtype(recipe.precision)
+            setups[recipe.stage] = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
+    except ValueError as error:
+        return {"memory": Finding(FAIL, str(error)), "disk": check_disk(out, 0)}
+    return {"memory": check_memory(facts, setups), "disk": check_disk(out, sum(map(disk_bytes, setups.values())))}
+
+
+def check_memory(facts: list[Facts], setups: dict[str, Setup]) -> Finding:
+    """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes."""
+    nodes, host, needs = len({each.host for each in facts}), min(each.host_memory for each in facts), []
+    for stage, setup in setups.items():
+        items, ranks, on_gpu = estimate(setup), setup.world_size // nodes, setup.device.type == "cuda"
+        device = min(each.memory for each in facts) if on_gpu else host // ranks
+        here, there = peak(items), peak(items, on_host=True) * ranks
+        if here > device:
+            return Finding(FAIL, f"stage {stage}: {out_of_memory(setup, device)}", "change one of these settings")
+        if there + (0 if on_gpu else here * ranks) > host:
+            found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
+            return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
+        needs.append(f"{stage} {gib(here)}" + (f" and on the host {gib(there)}" if there else ""))
+    return Finding(OK, f"{'; '.join(needs)}; a rank has {gib(device)}, its node {gib(host)}")
+
+
+def check_disk(out: Path, needed: int) -> Finding:
+    """Fail where there is no room for what all stages leave."""
+    place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
+    free = shutil.disk_usage(place).free
+    found = f"{gib(free)} free at {out}, the stages leave up to {gib(needed)}"
+    if free < needed:
+        return Finding(FAIL, found, f"give the run a folder with room (quota, df -h {out})")
+    return Finding(OK, found)
+
+
 def worst(findings: list[Finding], facts: list[Facts]) -> Finding:
     """Return the first failure among the ranks' findings, with its rank; else rank 0's."""
     failed = [(rank, finding) for rank, finding in enumerate(findings) if finding.level == FAIL]
@@ -136,6 +189,10 @@ def worst(findings: list[Finding], facts: list[Facts]) -> Finding:
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster preflight", description=__doc__)
+    parser.add_argument("--recipe", type=Path, nargs="+", required=True, help="recipe.yaml of each stage")
+    parser.add_argument("--runtime", type=Path, nargs="+", required=True, help="runtime.yaml of each stage")
+    parser.add_argument("--target", required=True, help="target_manifest.json")
+    parser.add_argument("--out", type=Path, required=True, help="the folder below which the stages will write")
     parser.add_argument("--gpus-expected", type=int, default=0, help="GPUs of each node")
     parser.add_argument("--report", type=Path, help="the findings as JSON")
     parser.add_argument("--seconds", type=float, default=120, help="the longest wait for other ranks; default: %(default)g")
@@ -145,8 +202,10 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace, ranks: Ranks) -> int:
     """Run this rank; the exit code. What the checks find is rank 0's to say: the others end with 0.
 
-    Raises ValueError for a rank that does not come or falls silent.
+    Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
+    pairs = zip(options.recipe, options.runtime, strict=True)
+    stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
     facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks)))]
     gpus = check_gpus(facts, options.gpus_expected)
@@ -160,6 +219,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     if not ranks.is_main:
         return 0
     findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
+    findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
     return concluded(options.report, facts, findings)
 
 
@@ -183,7 +243,7 @@ def main(argv: list[str]) -> int:
     options, ranks = parser().parse_args(argv), find_ranks()
     try:
         code = run(options, ranks)
-    except (ValueError, OSError, dist.DistError) as error:
+    except (*ConfigError, OSError, dist.DistError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         code = 1
     end_at_once(code)
