@@ -81,7 +81,7 @@ def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     margin = round(60 * minutes - needed)
     submitted.edit("config/run/demo.yaml:base", r"stop_margin_seconds: \d+", f"stop_margin_seconds: {margin}")
     submitted.set("runtime", minutes)
-    submitted.pace(2)  # the stage is longer than any of its jobs
+    submitted.pace(4)  # the stage is longer than any of its jobs
     process = submitted.start()
     submitted.wait_until(lambda: len(submitted.attempts()) == 2, process)
     submitted.pace(0)

@@ -94,7 +94,7 @@ class Round:
     def run(self, most: int) -> None:
         """Call Snakemake until it has ended well, with at most so many disturbances."""
         for _ in range(MOST):
-            if self.disturbed_call() if len(self.moments) < most else self.quiet_call():
+            if self.disturbed_call() if len(self.moments) < most else self.has_ended(self.place.call()):
                 return
         raise DisturbedError(f"round {self.number}: not at its end after {MOST} calls")
 
@@ -169,12 +169,6 @@ class Round:
         call.finish()
         moment.outcome = "; ".join(call.errors()) or ("done again" if call.code == 0 else "stopped while it was done again")
         path.write_text(before)
-
-    def quiet_call(self) -> bool:
-        """One call without a disturbance; whether it came to its end."""
-        call = self.place.call()
-        call.finish()
-        return self.has_ended(call)
 
     def has_ended(self, call: Call) -> bool:
         """Whether a call that nobody struck came to the run's end; else its advice is followed."""
