@@ -42,7 +42,7 @@ export MPLCONFIGDIR := $(CACHE)/matplotlib
 export PYTHONDONTWRITEBYTECODE := 1
 export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 
-.PHONY: demo gpu gpu-packages smollm2 smollm2-bench test test-slurm test-serve serve quick pythons demo-anew lint chaos status preflight resume
+.PHONY: demo gpu gpu-packages smollm2 smollm2-bench test test-slurm test-serve engines serve quick pythons demo-anew lint chaos status preflight resume
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.stamp-train | $(TMPDIR)
@@ -86,12 +86,14 @@ gpu-packages: $(VENV)/.stamp-train
 # What its tests need: the engines and drafts for them. The tests of an engine that is missing skip themselves.
 ENGINES := vllm llama.cpp openvino
 
-serve: $(VENV)/.stamp-dev | $(TMPDIR)
+engines: $(VENV)/.stamp-dev | $(TMPDIR)
 	@for engine in $(ENGINES); do $(MAKE) .venv-serve/$$engine/.stamp || \
 	  echo "$$engine cannot be installed here, for the reason above; its tests skip themselves."; done
+
+serve: engines
 	@! ls .venv-serve/*/.stamp > /dev/null 2>&1 || snakemake results/demo/sinkpi-slicing/final_draft/provenance.json \
-	  results/demo-eagle3/ttt/final_draft/provenance.json results/demo-dflash/blocks/base/draft/model.safetensors \
-	  --config 'runs=[demo,demo-eagle3,demo-dflash]'
+	  results/served-eagle3/ttt/final_draft/provenance.json results/demo-dflash/blocks/base/draft/model.safetensors \
+	  --config 'runs=[demo,serve/served-eagle3.yaml,demo-dflash]'
 
 quick: $(VENV)/.stamp-dev | $(TMPDIR)
 	$(PYTEST) -m "not slow and not slurm and not gpu and not serve"

@@ -28,7 +28,8 @@ from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 
 PROMPTS, TINY_PROMPTS = (512, 4096, 16_384), (64, 128)
-NEW, REPEATS, CHAIN = 121, 3, 4
+CHAIN = 4
+TURNS, TINY_TURNS = (121, 3), (31, 1)  # tokens of a text, and pairs behind the one that warms up
 
 
 def let_it_count(target: Any) -> None:
@@ -51,18 +52,18 @@ def forced_drafter(target: Any, method: str) -> Drafter:
     return drafter
 
 
-def measure(target: Any, method: str, length: int, floor: float) -> dict[str, Any]:
+def measure(target: Any, method: str, length: int, floor: float, new: int, repeats: int) -> dict[str, Any]:
     """Return the numbers of one prompt."""
     vocabulary, drafter = target.config.vocab_size, forced_drafter(target, method)
     start = prefill(target, [torch.randint(0, vocabulary, (length,)).tolist()], reads=drafter.reads)
     plain_seconds, draft_seconds = [], []
-    for _ in range(REPEATS + 1):  # the first pair warms up
-        plain = decode_plain(target, start, NEW, NO_EOS)
-        decoded = speculate(target, drafter, start, max_new_tokens=NEW, shape=CHAIN)
+    for _ in range(repeats + 1):  # the first pair warms up
+        plain = decode_plain(target, start, new, NO_EOS)
+        decoded = speculate(target, drafter, start, max_new_tokens=new, shape=CHAIN)
         (row,) = decoded.rows
-        counted = [(plain.ids[0] + place) % vocabulary for place in range(NEW)]
+        counted = [(plain.ids[0] + place) % vocabulary for place in range(new)]
         assert row.ids == plain.ids == counted, "the text is not the target's own"
-        plain_seconds.append(plain.seconds / (NEW - 1))
+        plain_seconds.append(plain.seconds / (new - 1))
         draft_seconds.append(decoded.seconds / row.rounds)
     token, a_round = median(plain_seconds[1:]), median(draft_seconds[1:])
     kept = row.new_tokens / row.rounds
@@ -89,8 +90,9 @@ def main() -> None:
     weights -= target.model.embed_tokens.weight.numel() * 2  # of which a token reads one row
     floor = weights / measured_rates(device, torch.bfloat16)["bytes"]
     prompts = options.lengths or (TINY_PROMPTS if options.tiny else PROMPTS)
+    turns = TINY_TURNS if options.tiny else TURNS
     wanted = [here(device, options.shape) | {"prompt": n, "method": name} for n in prompts for name in methods.names()]
-    fill(options.out / "gpu_decode.jsonl", wanted, lambda cell: measure(target, cell["method"], cell["prompt"], floor))
+    fill(options.out / "gpu_decode.jsonl", wanted, lambda cell: measure(target, cell["method"], cell["prompt"], floor, *turns))
 
 
 if __name__ == "__main__":

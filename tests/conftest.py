@@ -11,14 +11,18 @@ from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 OF_MINUTES = [
     "test_vllm_glide",
-    "test_made_up_method",
+    "test_chaos_graph",
     "test_job",
     "test_sbatch",
+    "test_made_up_method",
+    "test_elastic",
+    "test_method_jobs",
+    "test_attention_compiled",
     "test_lease",
     "test_endings",
-    "test_elastic",
-    "test_demo",
+    "test_gpu",
     "test_partitioned",
+    "test_demo",
     "test_speculate",
 ]
 

@@ -171,11 +171,12 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
 
 
 def children_of(pid: int) -> list[int]:
-    """Process ids of the children that a process's main thread has started."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    """Process ids of the children of all threads of a process."""
+    found = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(child) for child in file.read_text().split()]
+    return found
 
 
 def family(pid: int) -> Iterator[int]:

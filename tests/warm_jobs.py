@@ -144,9 +144,11 @@ def _server() -> socket.socket:
 
 def _import() -> None:
     import torch.distributed.run
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     for module in LATE:
         importlib.import_module(module)
+    get_checkpoint_conversion_mapping("qwen2")  # makes a thousand patterns for the first model that is loaded
     for verb in VERBS:
         program = importlib.import_module(f"{verb}.__main__")
         del sys.modules[program.__name__], sys.modules[verb].__main__  # it is run, not imported
@@ -228,6 +230,7 @@ def _run(command: list[str]) -> None:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         words = words[1:]
     subprocess.Popen = Forked if words[:1] == ["-m"] and words[1] in LAUNCHERS else POPEN  # type: ignore[misc]
+    os.execve = _in_place
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -238,6 +241,14 @@ def _run(command: list[str]) -> None:
         sys.argv = words
         sys.path.insert(0, str(Path(words[0]).parent))
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _in_place(_: str, command: list[str], environment: dict[str, str]) -> NoReturn:
+    """Run the command that this process would become, which would lose what is imported."""
+    os.environ.clear()
+    os.environ.update(environment)
+    _run(command)
+    sys.exit()
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The demo's EAGLE-3 draft, measured by an engine and by our own decoding on the same prompts."""
+"""An EAGLE-3 draft for the demo's target, measured by an engine and by our own decoding on the same prompts."""
 
 import json
 from dataclasses import dataclass
@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.atomic_files import read_json
 from longspec.measure import evaluate as verb
 
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "results/demo-eagle3/ttt"
+FILE = "serve/served-eagle3.yaml"
+RUN = ROOT / "results/served-eagle3/ttt"
 DRAFT = RUN / "final_draft"
-NEEDED = "results/demo-eagle3/ttt/final_draft/provenance.json"  # `make test-serve` makes it
+NEEDED = "results/served-eagle3/ttt/final_draft/provenance.json"  # `make test-serve` makes it
 CHAIN = 3
 Line = dict[str, Any]
 
@@ -63,12 +63,8 @@ class Measured:
 def demo(prompts: int, *contexts: int) -> Measured:
     """The demo's draft, on so many prompts of so many tokens of its own data, 64 tokens after each."""
     (vocabulary,) = RUN.glob("draft_vocabulary_*.json")
-    files = (ROOT / "models/demo/target_manifest.json", DRAFT, last_recipe(), Path("data/raw/stdlib/manifest.json"), vocabulary)
-    return Measured(*files, prompts, contexts, 64)
-
-
-def last_recipe() -> Path:
-    return RUN / str(read_json(DRAFT / "config.json")["stage"]) / "recipe.yaml"
+    target, raw = ROOT / "models/demo/target_manifest.json", Path("data/raw/stdlib/manifest.json")
+    return Measured(target, DRAFT, RUN / "base/recipe.yaml", raw, vocabulary, prompts, contexts, 64)
 
 
 def acceptance(rounds: list[list[int]]) -> float:

@@ -1,4 +1,4 @@
-"""The demo's EAGLE-3 draft in llama.cpp, as GGUF files: its text, and its acceptance by llama.cpp's own counters.
+"""An EAGLE-3 draft for the demo's target in llama.cpp, as GGUF files: its text, and its acceptance by llama.cpp's own counters.
 
 The other side is our own decoding of the same prompts. The draft's window is 512, and every text stays within it.
 """

@@ -1,4 +1,4 @@
-"""The demo's EAGLE-3 draft in an unmodified vLLM: its text, and its acceptance by vLLM's own counters.
+"""An EAGLE-3 draft for the demo's target in an unmodified vLLM: its text, and its acceptance by vLLM's own counters.
 
 The other side is our own decoding of the same prompts. What differs between the two at all: near-ties of the
 target, and drafted tokens that vLLM keeps behind the one that ends a text. Neither occurs here, so that the rounds themselves
@@ -18,13 +18,12 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
-from tests.measure.demo_draft import DRAFT, ROOT, Line, Measured, acceptance, at_root, demo, is_as_ours, is_seen, last_recipe
+from tests.measure.demo_draft import DRAFT, FILE, NEEDED, ROOT, Line, Measured, acceptance, at_root, demo, is_as_ours, is_seen
 from tests.workflow.planning import copy_to
 
 __all__ = ["at_root"]  # a fixture
 # `make test-serve` makes both, and says why where it cannot.
-NEEDED = (".venv-serve/vllm/.stamp", "results/demo-eagle3/ttt/final_draft/provenance.json")
-MISSING = [name for name in NEEDED if not (ROOT / name).is_file()]
+MISSING = [name for name in (".venv-serve/vllm/.stamp", NEEDED) if not (ROOT / name).is_file()]
 pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MISSING} missing: make test-serve")]
 PYTHON = ROOT / ".venv-serve/vllm/bin/python"
 # A small window and a small RoPE base, of target and draft: in prompts of 64 tokens another one is then seen.
@@ -38,15 +37,15 @@ EVALUATION = """evaluation:
 
 
 def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
-    """By `snakemake serves`, of a copy of the demo's run: 40 held-out prompts of 64 tokens, 65 tokens after each, float32,
+    """By `snakemake serves`, of a copy of the run: 40 held-out prompts of 64 tokens, 65 tokens after each, float32,
     greedy, chains of 3. llama.cpp is measured beside vLLM where it is installed.
     """
-    copy, run = copy_to(tmp_path, ROOT), tmp_path / "results/demo-eagle3"
-    for name in ("data", "models", ".venv-serve"):
+    copy, run = copy_to(tmp_path, ROOT), tmp_path / "results/served-eagle3"
+    for name in ("data", "models", "serve", ".venv-serve"):
         (tmp_path / name).symlink_to(ROOT / name)
-    shutil.copytree(ROOT / "results/demo-eagle3", run, ignore=shutil.ignore_patterns("checkpoints", "serves*"))
+    shutil.copytree(ROOT / "results/served-eagle3", run, ignore=shutil.ignore_patterns("checkpoints", "serves*"))
     copy.edit("config/run/demo-eagle3.yaml", r"^evaluation:\n(  .*\n)+", EVALUATION)
-    words = [sys.executable, "-m", "snakemake", "serves", "--config", "runs=[demo-eagle3]", "--cores=1"]
+    words = [sys.executable, "-m", "snakemake", "serves", "--config", f"runs=[{FILE}]", "--cores=1"]
     subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "src")}, check=True)
     others = [ENGINES[name] for name in (VLLM, LLAMA_CPP) if (ROOT / ENGINES[name].python).exists()]
     verdicts = {(row["gate"], row["passed"]) for row in read_json(run / "serves_gates.json")}
@@ -78,12 +77,13 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Measured:
     manifest = read_json(ROOT / "models/demo/target_manifest.json")
     files = manifest["files"] | describe_files(folder / "target", ["config.json"])
     write_json(folder / "target_manifest.json", manifest | {"path": str(folder / "target"), "files": files})
-    recipe = last_recipe().read_text()
+    measured = demo(20, 64)
+    recipe = measured.recipe.read_text()
     window = f"sliding_window: {read_json(DRAFT / 'config.json')['sliding_window']}"
     assert window in recipe
     write_text(folder / "recipe.yaml", recipe.replace(window, f"sliding_window: {WINDOW}"))
     files = {"target": folder / "target_manifest.json", "draft": folder / "draft", "recipe": folder / "recipe.yaml"}
-    return replace(demo(20, 64), **files)
+    return replace(measured, **files)
 
 
 def edit(path: Path, change: Callable[[Line], None]) -> None:

@@ -22,7 +22,7 @@ PACKAGES = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "sb
 LINK, HOSTS, MARK = Path("/etc/slurm/slurm.conf"), Path("/etc/hosts"), "# longspec tests"
 PORT = 16917
 NODES, GPUS = ("n1", "n2"), 8
-NODE_TIMEOUT = 30  # seconds of silence after which Slurm takes a node for dead
+NODE_TIMEOUT = 15  # seconds of silence after which Slurm takes a node for dead
 KILL_WAIT = 20  # seconds between SIGTERM and SIGKILL
 PATH = os.pathsep.join([os.environ["PATH"], "/usr/sbin", "/sbin"])
 
@@ -122,8 +122,7 @@ def is_running(pid: int) -> bool:
 class Cluster:
     """The whole of it; a context that ends what it has started."""
 
-    def __init__(self, folder: Path = FOLDER) -> None:
-        self.folder, self.configuration = folder, folder / "slurm.conf"
+    folder, configuration = FOLDER, FOLDER / "slurm.conf"
 
     def __enter__(self) -> "Cluster":
         try:

@@ -1,30 +1,34 @@
 """A cluster, a small copy of the workflow on it, and its stage trained without Slurm to compare with."""
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.slurm.cluster import Cluster, lacking
-from tests.slurm.submitted import STAGE, Submitted
+from tests.slurm.submitted import STAGE, TARGET_RULE, Submitted
 from tests.workflow.planning import copy_to
 
-# Half a second a step, so that there is time for something to happen to it; cores without AVX-512 take twice as long for a row.
-ROWS = 32 if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else 16
+# Little is computed: a step lasts as long as the test says, so that there is time for something to happen to it.
 SMALL = {
-    "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 6")],
+    "config/model/demo.yaml": [
+        (r"^ +- \{dataset: stdlib.*\n", ""),
+        (r"vocabulary: \d+", "vocabulary: 400"),
+        (r"hidden: \d+", "hidden: 32"),
+        (r"layers: \d+", "layers: 2"),
+        (r", steps: \d+", ", steps: 6"),
+    ],
     "config/run/demo.yaml:base": [
-        (r"sequence_length: \d+", "sequence_length: 512"),
-        (r"global_batch: \d+\n  steps: \d+", f"global_batch: {ROWS}\n  steps: 120"),
+        (r"name: stdlib", "name: puzzles"),
+        (r"global_batch: \d+\n  steps: \d+", "global_batch: 8\n  steps: 60"),
         (r"micro_batch: \d+, save_every: \d+", "micro_batch: 2, save_every: 4, stop_margin_seconds: 5"),
     ],
     "config/workflow.yaml": [(r"records: \d+", "records: 200")],
-    "src/longspec/lease.py": [(r"^STALE = [\d.]+", "STALE = 60.0")],  # two minutes are a test's longest part
+    "src/longspec/lease.py": [(r"^STALE = [\d.]+", "STALE = 20.0")],  # two minutes are a test's longest part
+    "src/longspec/train/__main__.py": [(r"^( +)(lr = engine)", r'\1time.sleep(float(open("pace").read()))\n\1\2')],
 }
-INPUTS = ["models/demo/target_manifest.json", "data/packed/demo/stdlib-base-512-split/manifest.json"]
+INPUTS = ["models/demo/target_manifest.json", "data/packed/demo/puzzles-base-128-split/manifest.json"]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,8 +57,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Submitted:
         for pattern, new in changes:
             copy.edit(name, pattern, new)
     prepared = Submitted(copy.folder)
-    files = [*INPUTS, f"{STAGE}/recipe.yaml", f"{STAGE}/runtime.yaml"]
-    prepared.finish(prepared.popen([sys.executable, "-m", "snakemake", *files, "--cores", "2"]))
+    prepared.pace(0)
+    prepared.make(*INPUTS, f"{STAGE}/recipe.yaml", f"{STAGE}/runtime.yaml")
     return prepared
 
 
@@ -62,7 +66,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Submitted:
 def undisturbed(prepared: Submitted, tmp_path_factory: pytest.TempPathFactory) -> Submitted:
     """Stage 1 trained here, without Slurm, in two processes."""
     copy = prepared.copy(tmp_path_factory.mktemp("undisturbed") / "workflow")
-    copy.train_locally("--set-resources", "train:ranks=2")
+    copy.make(TARGET_RULE, "--set-resources", "train:ranks=2")
     return copy
 
 
@@ -70,6 +74,7 @@ def undisturbed(prepared: Submitted, tmp_path_factory: pytest.TempPathFactory) -
 def submitted(prepared: Submitted, cluster: Cluster, tmp_path: Path) -> Iterator[Submitted]:
     """A copy to send to the cluster; nothing of it is left there afterwards."""
     copy = prepared.copy(tmp_path / "workflow")
+    copy.pace(0.5)
     yield copy
     copy.end_all()
     cluster.whole()

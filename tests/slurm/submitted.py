@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from longspec.atomic_files import write_text
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.metrics import whole_lines
 from tests.workflow.planning import Workflow
@@ -41,6 +42,10 @@ class Submitted(Workflow):
     def set(self, resource: str, value: object) -> None:
         """A resource of the stage's job, in the profile; on the command line it would take the place of all others."""
         self.edit("tests/slurm/profile/profile.yaml", rf"^    {resource}: .*$", f"    {resource}: {value}")
+
+    def pace(self, seconds: float) -> None:
+        """How long a step lasts from now on, beside what it computes."""
+        write_text(self.folder / "pace", f"{seconds}")
 
     def environment(self) -> dict[str, str]:
         """The copy's own code, in its jobs too."""
@@ -81,10 +86,9 @@ class Submitted(Workflow):
         assert (ended == 0) == (code == 0), self.output_so_far()[-6000:]
         return self.output_so_far()
 
-    def train_locally(self, *arguments: str) -> None:
-        """The stage without Slurm."""
-        command = [sys.executable, "-m", "snakemake", TARGET_RULE, "--cores", "2", *arguments]
-        self.finish(self.popen(command))
+    def make(self, *words: str) -> None:
+        """Snakemake without Slurm."""
+        self.finish(self.popen([sys.executable, "-m", "snakemake", "--cores", "2", *words]))
 
     def rows(self) -> list[dict[str, Any]]:
         """The steps that are done."""

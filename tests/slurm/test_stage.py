@@ -8,32 +8,21 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.slurm.cluster import Cluster, until
+from tests.slurm.cluster import NODES, Cluster, until
 from tests.slurm.submitted import CLUSTER, STAGE, TARGET_RULE, Submitted, equal, state_of
+from tests.workflow.calls import read
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
 
-def ranks_on(cluster: Cluster, submitted: Submitted) -> dict[int, int]:
-    """The processes of the copy's ranks, by rank."""
-    found = {}
-    for node in ("n1", "n2"):
-        for pid in cluster.processes_on(node):
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                environment = Path(f"/proc/{pid}/environ").read_text().split("\0")
-                here = Path(f"/proc/{pid}/cwd").readlink() == submitted.folder
-            except OSError:
-                continue
-            rank = [entry.removeprefix("RANK=") for entry in environment if entry.startswith("RANK=")]
-            if here and rank and words[1:3] != ["-m", "torch.distributed.run"] and "longspec.train" in words:
-                found[int(rank[0])] = pid
-    return found
+def process_of(cluster: Cluster, rank: int) -> int:
+    """A rank's process, of the only job."""
+    ranks = (pid for node in NODES for pid in cluster.processes_on(node) if f"\0RANK={rank}\0" in read(pid, "environ"))
+    return next(pid for pid in ranks if "longspec.train" in read(pid, "cmdline"))
 
 
 def node_of(job: str) -> str:
@@ -54,20 +43,22 @@ def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
     """A rank killed, scancel, preemption, a node without power, the time limit."""
     process = submitted.start()
 
-    submitted.wait_for(1, 6, process)
-    os.kill(ranks_on(cluster, submitted)[1], signal.SIGKILL)
-    submitted.wait_for(2, 6, process)
+    submitted.wait_for(1, 5, process)
+    os.kill(process_of(cluster, 1), signal.SIGKILL)
+    submitted.wait_for(2, 5, process)
     subprocess.run(["scancel", submitted.job(2)], check=True)
-    submitted.wait_for(3, 6, process)
+    submitted.wait_for(3, 5, process)
     urgent = ["sbatch", "--partition=urgent", "--exclusive", "--nodes=2", "--time=1", "--output=/dev/null", "--wrap", "sleep 1"]
     subprocess.run(urgent, check=True)
-    submitted.wait_for(4, 6, process)
+    submitted.wait_for(4, 5, process)
     node = node_of(submitted.job(4))
     cluster.power_off(node)
-    submitted.wait_for(5, 1, process)
-    cluster.power_on(node)
-    # It has waited for a sign of life from the fourth for longer than the minute that it may now have had.
+    submitted.wait_for(5, 1, process)  # behind the wait for a sign of life from the fourth
+    submitted.pace(3)  # it has a minute from its start, and Slurm looks every half
     subprocess.run(["scontrol", "update", f"jobid={submitted.job(5)}", "timelimit=1"], check=True)
+    cluster.power_on(node)
+    submitted.wait_until(lambda: len(submitted.attempts()) == 6, process)
+    submitted.pace(0)
     submitted.finish(process)
 
     assert len(submitted.attempts()) == 6
@@ -84,18 +75,22 @@ def test_whatever_happens_to_a_job_the_stage_ends_as_if_nothing_had(
 def test_a_stage_longer_than_its_jobs_is_trained_in_slices(
     submitted: Submitted, undisturbed: Submitted, cluster: Cluster
 ) -> None:
-    """Jobs of one minute or of two; the margin is set so that a start and two fifths of the stage fit."""
-    needed = 1.3 * undisturbed.start_seconds() + 0.4 * sum(row["seconds"] for row in undisturbed.rows())
+    """Jobs of few minutes; the margin leaves room for a start, before which Snakemake starts twice, and for ten seconds."""
+    needed = 10 + 3 * undisturbed.start_seconds()
     minutes = math.ceil((needed + 6) / 60)
     margin = round(60 * minutes - needed)
     submitted.edit("config/run/demo.yaml:base", r"stop_margin_seconds: \d+", f"stop_margin_seconds: {margin}")
     submitted.set("runtime", minutes)
-    submitted.finish(submitted.start())
+    submitted.pace(4)  # the stage is longer than any of its jobs
+    process = submitted.start()
+    submitted.wait_until(lambda: len(submitted.attempts()) == 2, process)
+    submitted.pace(0)
+    submitted.finish(process)
     attempts = submitted.attempts()
     assert len(attempts) >= 2
     for path in attempts[:-1]:
         last = path.read_text().rstrip().splitlines()[-1]
-        assert re.fullmatch(r"stopped at step \d+ of 120: deadline", last)
+        assert re.fullmatch(r"stopped at step \d+ of 60: deadline", last)
     assert submitted.curve() == undisturbed.curve()
     assert equal(submitted.weights(), undisturbed.weights())
 
@@ -110,29 +105,34 @@ def tell_the_shell_alone(submitted: Submitted, process: "subprocess.Popen[str]")
     assert "taken over" not in second, "the first has given the folder back"
 
 
-def test_two_nodes_of_two_ranks_learn_as_one_process_does(prepared: Submitted, submitted: Submitted, cluster: Cluster) -> None:
+def test_two_nodes_of_two_ranks_learn_as_one_does_and_are_checked_beforehand(
+    submitted: Submitted, undisturbed: Submitted, cluster: Cluster
+) -> None:
     """Told to end as above, which is one command on one node and on two, and with a scheduler that is away for a while, which
     is waited for.
     """
-    alone = prepared.copy(submitted.folder.parent / "alone")
-    for copy in (alone, submitted):
-        copy.edit("config/run/demo.yaml:base", r"steps: \d+", "steps: 20")
     submitted.set("nodes", 2)
-    process = submitted.start()
+    for stage in ("long", "longcot"):  # whose two rows no four ranks could share
+        submitted.edit(f"config/run/demo.yaml:{stage}", r"global_batch: 2", "global_batch: 4")
+    process = submitted.start("preflight", TARGET_RULE)
     tell_the_shell_alone(submitted, process)
+    submitted.pace(2)
     cluster.stop_controller()
-    time.sleep(15)
+    time.sleep(10)
     cluster.start_controller()
+    submitted.pace(0)
     submitted.finish(process)
-    alone.train_locally("--set-resources", "train:ranks=1")
     assert len(submitted.attempts()) == 2
     assert all("4 processes x " in path.read_text() for path in submitted.attempts())
-    manifest = json.loads((submitted.folder / TARGET_RULE).read_text())
-    assert manifest["world_size"] == 4
+    assert json.loads((submitted.folder / TARGET_RULE).read_text())["world_size"] == 4
     steps, losses = zip(*submitted.curve(), strict=True)
-    _, expected = zip(*alone.curve(), strict=True)
-    assert steps == tuple(range(1, 21))
+    expected_steps, expected = zip(*undisturbed.curve(), strict=True)
+    assert steps == expected_steps
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    assert ", 0 failed" in (submitted.folder / "logs/preflight/demo.log").read_text()
+    report = (submitted.folder / "results/demo/preflight.json").read_text()
+    assert "n1" in report
+    assert "n2" in report
 
 
 def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) -> None:
@@ -156,16 +156,24 @@ def test_the_controller_is_killed_and_one_command_goes_on(
     orphan = kill_in_its_job(submitted, 1, process)
     process = submitted.popen(resume("--cancel"))
     second = kill_in_its_job(submitted, 2, process)
+    submitted.pace(3)
     refused_beside(submitted, second)
-    text = submitted.finish(submitted.popen(resume()))
+    process = submitted.popen(resume())
+    submitted.wait_until(lambda: running(second) in submitted.output_so_far(), process)
+    submitted.pace(0)
+    text = submitted.finish(process)
     for job in (orphan, second):
-        assert f"{job} train_wildcards_demo_sinkpi-slicing_base running" in text
+        assert running(job) in text
     trained = [path for path in submitted.attempts() if " tokens/s\n" in path.read_text()]
     assert len(trained) == 2
     assert state_of(orphan) == "CANCELLED"
     assert state_of(second) == "COMPLETED"
     assert submitted.curve() == undisturbed.curve()
     assert equal(submitted.weights(), undisturbed.weights())
+
+
+def running(job: str) -> str:
+    return f"{job} train_wildcards_demo_sinkpi-slicing_base running"
 
 
 def resume(*options: str) -> list[str]:

@@ -15,28 +15,19 @@ from pathlib import Path
 from subprocess import PIPE
 
 from tests import warm_jobs
-from tests.workflow.small_run import GOAL
+from tests.jobs import children_of
 from tests.workflow.warm_python import KEEPER, SERVER
 
 MARK = "LONGSPEC_CHAOS"  # in the environment of all processes of one place
-OPTIONS = ("--cores", "2", "--set-resources", "train:ranks=2")
-PATIENCE = 300  # seconds for a call that was struck to end
+OPTIONS = ("final_draft", "--cores", "2", "--set-resources", "train:ranks=2", "--config")
+PATIENCE = 600  # seconds for a call to end
 TOLD = re.compile(r"^(?:\S+: )?error: |; have it made again after: ")  # what is wrong, by a job or by the plan
 NAMED = re.compile(r"longspec\.(?!cluster launch|train plan)(\w+)(?: ([a-z-]+))?")
 
 
-def children(pid: int) -> list[int]:
-    """Process ids of the children of all threads of a process."""
-    found = []
-    for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            found += [int(child) for child in file.read_text().split()]
-    return found
-
-
 def tree(pid: int, warm: Path) -> list[int]:
     """A process and all its descendants; the fork that a process stands for is one."""
-    return [pid, *(each for child in [*children(pid), *forks(pid, warm)] for each in tree(child, warm))]
+    return [pid, *(each for child in [*children_of(pid), *forks(pid, warm)] for each in tree(child, warm))]
 
 
 def forks(pid: int, warm: Path) -> list[int]:
@@ -68,9 +59,10 @@ def job_name(pid: int) -> str:
 
 @dataclass
 class Place:
-    """A folder with a copy of the workflow."""
+    """A folder with a copy of the workflow, and the run that is called for."""
 
     folder: Path
+    run: str
 
     @property
     def said(self) -> Path:
@@ -84,7 +76,7 @@ class Place:
 
     def command(self, *arguments: str) -> list[str]:
         """Snakemake as a user types it."""
-        return [str(self.warm / "bin/python"), "-m", "snakemake", *GOAL, *OPTIONS, *arguments]
+        return [str(self.warm / "bin/python"), "-m", "snakemake", *arguments, *OPTIONS, f"runs=[{self.run}]"]
 
     @contextmanager
     def warmed(self, root: Path) -> Iterator[None]:
@@ -182,7 +174,7 @@ class Call:
         """
         seen: set[int] = set()
         while self.process.poll() is None:
-            for pid in children(self.snakemake):
+            for pid in children_of(self.snakemake):
                 name = job_name(pid)
                 if name and pid not in seen:
                     seen.add(pid)
@@ -206,7 +198,7 @@ class Call:
         times: dict[str, float] = {}
         while self.process.poll() is None:
             now = time.monotonic()
-            for pid in children(self.snakemake):
+            for pid in children_of(self.snakemake):
                 if name := job_name(pid):
                     _, since = began.setdefault(pid, (name, now))
                     times[name] = max(times.get(name, 0.0), now - since)

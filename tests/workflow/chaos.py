@@ -27,7 +27,7 @@ from typing import Any
 
 from longspec.atomic_files import remove
 from tests.workflow.calls import Call, Place
-from tests.workflow.same_files import differing, kept_files
+from tests.workflow.same_files import FOLDERS, differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
 
 STRIKES = (
@@ -94,7 +94,7 @@ class Round:
     def run(self, most: int) -> None:
         """Call Snakemake until it has ended well, with at most so many disturbances."""
         for _ in range(MOST):
-            if self.disturbed_call() if len(self.moments) < most else self.quiet_call():
+            if self.disturbed_call() if len(self.moments) < most else self.has_ended(self.place.call()):
                 return
         raise DisturbedError(f"round {self.number}: not at its end after {MOST} calls")
 
@@ -170,12 +170,6 @@ class Round:
         moment.outcome = "; ".join(call.errors()) or ("done again" if call.code == 0 else "stopped while it was done again")
         path.write_text(before)
 
-    def quiet_call(self) -> bool:
-        """One call without a disturbance; whether it came to its end."""
-        call = self.place.call()
-        call.finish()
-        return self.has_ended(call)
-
     def has_ended(self, call: Call) -> bool:
         """Whether a call that nobody struck came to the run's end; else its advice is followed."""
         call.finish()
@@ -230,19 +224,21 @@ def place_for(folder: Path, root: Path) -> Iterator[Place]:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     small_run(folder, root)
-    place = Place(folder.resolve())
+    place = Place(folder.resolve(), RUN)
     with place.warmed(root):
         yield place
 
 
-def undisturbed(folder: Path, root: Path) -> tuple[dict[str, str], dict[str, float]]:
-    """The files of a run that nobody disturbs, and the seconds that its jobs take."""
-    with place_for(folder, root) as place:
-        call = place.call()
-        times = call.watch()
+def undisturbed(place: Place) -> tuple[dict[str, str], dict[str, float]]:
+    """The files of a run that nobody disturbs, which are then removed, and the seconds that its jobs take."""
+    call = place.call()
+    times = call.watch()
     if call.code:
         raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
-    return kept_files(folder), times
+    files = kept_files(place.folder)
+    for name in (*FOLDERS, "logs", ".snakemake"):
+        shutil.rmtree(place.folder / name)
+    return files, times
 
 
 def main() -> None:
@@ -255,7 +251,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
     options = parser.parse_args()
     root = Path(__file__).parents[2]
-    expected, times = undisturbed(options.scratch / "undisturbed", root)
+    with place_for(options.scratch / "undisturbed", root) as place:
+        expected, times = undisturbed(place)
     lines: list[dict[str, Any]] = [{"seed": options.seed, "in_a_round": options.in_a_round}]
     moments: list[Moment] = []
     while len(moments) < options.moments:

@@ -1,5 +1,7 @@
 """Copies of the workflow: untouched, and with everything built."""
 
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -24,10 +26,15 @@ def workflow(tmp_path: Path, root: Path) -> Workflow:
 
 @pytest.fixture(scope="session")
 def built_once(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
-    """A copy in which every output is there and recorded as built."""
-    built = copy_to(tmp_path_factory.mktemp("built"), root)
-    build_all(built)
-    return built.folder
+    """A copy in which every output is there and recorded as built, made by the first of the workers."""
+    temporary = tmp_path_factory.getbasetemp()
+    folder = (temporary.parent if "PYTEST_XDIST_WORKER" in os.environ else temporary) / "built"
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.exists():
+            folder.mkdir()
+            build_all(copy_to(folder, root))
+    return folder
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ from tests.workflow.planning import Workflow, copy_to
 
 RUN, VARIANT, STAGES = "chaos", "ttt", ("base", "longcot")
 INPUT = "inputs/sums.jsonl"
-GOAL = ("final_draft", "--config", f"runs=[{RUN}]")
 P = f"results/{RUN}/{VARIANT}"
 FILES = {
     f"config/run/{RUN}.yaml": """target: demo

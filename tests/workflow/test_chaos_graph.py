@@ -12,8 +12,8 @@ MOMENTS = 3
 
 @pytest.mark.slow
 def test_a_disturbed_run_ends_in_the_same_files(tmp_path: Path, root: Path) -> None:
-    expected, times = undisturbed(tmp_path / "undisturbed", root)
-    with place_for(tmp_path / "round", root) as place:
+    with place_for(tmp_path / "run", root) as place:
+        expected, times = undisturbed(place)
         disturbed = Round(place, random.Random(0), times, 0)
         disturbed.run(MOMENTS)
         disturbed.check(expected)

@@ -4,10 +4,9 @@ tests/workflow/made_up holds it: a folder of src/longspec/methods, and configura
 """
 
 import json
-import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 from longspec.atomic_files import sha256_file
-from tests.workflow.planning import Workflow, copy_to
+from tests.workflow.calls import Place
+from tests.workflow.small_run import small_run
 
 MADE_UP = Path(__file__).parent / "made_up"
-RESULTS = "results/made-up/made-up"
-DATA = {"short": "stdlib", "long": "stdlib-long", "cot": "puzzles"}
-GOAL = ("final_draft", "--config", "runs=[made-up]")
-SMALL = {
-    "config/model/demo.yaml": [(r"hidden: \d+", "hidden: 32"), (r"layers: \d+", "layers: 2"), (r", steps: \d+", ", steps: 12")],
-    "config/workflow.yaml": [(r"new_tokens: \d+", "new_tokens: 8"), (r"records: \d+", "records: 300")],
-}
+RUN = "made-up"
+RESULTS = f"results/{RUN}/made-up"
 # Greedy text of the target by itself and with its draft, and the card that push would upload.
 USE = """
 import json, sys
@@ -48,41 +43,32 @@ print(json.dumps([
 """
 
 
-def with_made_up(folder: Path, root: Path) -> Workflow:
-    """A copy of the workflow with the method in its place; nothing else is touched."""
-    copy = copy_to(folder, root)
-    method = folder / "src/longspec/methods/made_up"
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Place]:
+    """The whole graph of the small run with the method in its place, on two ranks a stage; nothing else is touched."""
+    workflow = small_run(tmp_path_factory.mktemp("made-up"), root)
+    method = workflow.folder / "src/longspec/methods/made_up"
     shutil.copytree(MADE_UP, method, ignore=shutil.ignore_patterns("config", "__pycache__"))
     for file in (MADE_UP / "config").rglob("*.yaml"):
-        place = folder / "config" / file.relative_to(MADE_UP / "config")
+        place = workflow.folder / "config" / file.relative_to(MADE_UP / "config")
         assert not place.exists()
         shutil.copy(file, place)
-    return copy
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Workflow:
-    """The whole graph, run as a user runs it, on two ranks a stage."""
-    workflow = with_made_up(tmp_path_factory.mktemp("made-up"), root)
-    for name, edits in SMALL.items():
-        for pattern, new in edits:
-            workflow.edit(name, pattern, new)
-    workflow.edit("config/workflow.yaml", r"\bprompts: \d+", "prompts: 12")  # three records of each task choose the stage
-    command = [sys.executable, "-m", "snakemake", *GOAL, "--cores", "2", "--set-resources", "train:ranks=2"]
-    environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src")}
-    done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return workflow
+    for pattern, new in ((r"\bprompts: \d+", "prompts: 32"), (r"held_out: 0\.1", "held_out: 0.15")):  # eight choose the stage
+        workflow.edit("config/workflow.yaml", pattern, new)
+    place = Place(workflow.folder.resolve(), RUN)
+    with place.warmed(root):
+        place.output()
+        yield place
 
 
 @pytest.mark.slow
-def test_nothing_is_left_to_do(finished: Workflow) -> None:
-    assert "Nothing to be done" in finished.output("-n", *GOAL)
+def test_nothing_is_left_to_do(finished: Place) -> None:
+    assert "Nothing to be done" in finished.output("-n")
 
 
 @pytest.mark.slow
-def test_stages_follow_each_other_and_the_chosen_one_is_published(finished: Workflow) -> None:
-    first, second = (load_file(finished.folder / RESULTS / stage / "draft/model.safetensors") for stage in ("base", "long"))
+def test_stages_follow_each_other_and_the_chosen_one_is_published(finished: Place) -> None:
+    first, second = (load_file(finished.folder / RESULTS / stage / "draft/model.safetensors") for stage in ("base", "longcot"))
     assert first.keys() == second.keys() == {"ahead.weight"}
     moved = [float((state["ahead.weight"] - torch.eye(32)).norm()) for state in (first, second)]
     assert moved[0] > 0.01, "trained away from the identity"
@@ -95,19 +81,19 @@ def test_stages_follow_each_other_and_the_chosen_one_is_published(finished: Work
 
 
 @pytest.mark.slow
-def test_estimates_report_and_gates(finished: Workflow) -> None:
+def test_estimates_report_and_gates(finished: Place) -> None:
     rows = [json.loads(line) for line in (finished.folder / RESULTS / "base/metrics.jsonl").read_text().splitlines()]
     assert all(0 < row["labels_two_ahead"] < row["labels"] for row in rows), "what the method counts is in the metrics"
     held_out = [row["held_out"] for row in rows if "held_out" in row]
     assert [row["step"] for row in rows if "held_out" in row] == [6, 12]
     assert all(found["expected_tokens"] == pytest.approx(1 + found["acceptance_1"]) for found in held_out)
-    results = finished.folder / "results/made-up"
+    results = finished.folder / f"results/{RUN}"
     numbers = json.loads((results / "report.json").read_text())
-    lines = [json.loads(line) for line in (finished.folder / RESULTS / "evaluation/long.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (finished.folder / RESULTS / "evaluation/longcot.jsonl").read_text().splitlines()]
     records = numbers["final"]["made-up"]["records"]
-    told = [line for line in lines if line["record"] not in records[DATA[line["task"]]]]
+    told = [line for line in lines if line["record"] not in records["sums"]]
     measured = sum(line["new_tokens"] for line in told) / sum(line["rounds"] for line in told)
-    assert numbers["overall"]["made-up"]["long"]["mean"] == pytest.approx(measured)
+    assert numbers["overall"]["made-up"]["longcot"]["mean"] == pytest.approx(measured)
     assert 1 <= measured <= 2, "a round brings one drafted token at most"
     assert numbers["lossless"]["made-up"]["unexplained"] == 0
     assert "Soft labels" in (results / "report.html").read_text()
@@ -115,12 +101,11 @@ def test_estimates_report_and_gates(finished: Workflow) -> None:
 
 
 @pytest.mark.slow
-def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Workflow) -> None:
+def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Place) -> None:
     folder = f"{RESULTS}/final_draft"
     target = json.loads((finished.folder / "models/demo/target_manifest.json").read_text())["path"]
-    command = [sys.executable, "-c", USE, folder, target, "results/made-up/report.json"]
-    environment = os.environ | {"PYTHONPATH": str(finished.folder / "src")}
-    done = subprocess.run(command, cwd=finished.folder, env=environment, capture_output=True, text=True, check=False)
+    command = [finished.warm / "bin/python", "-c", USE, folder, target, f"results/{RUN}/report.json"]
+    done = subprocess.run(command, cwd=finished.folder, env=finished.environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     plain, drafted, files, card = json.loads(done.stdout.splitlines()[-1])
     assert drafted == [plain, plain, plain]

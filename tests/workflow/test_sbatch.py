@@ -14,7 +14,7 @@ from tests.workflow.planning import Workflow
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 STAGE = "results/demo/sinkpi-slicing/base"
-SHORT = ["--slurm-init-seconds-before-status-checks", "1", "--max-status-checks-per-second", "10", "--latency-wait", "1"]
+SHORT = ["--max-status-checks-per-second", "10", "--latency-wait", "1"]
 COMMANDS = {
     # A job begins an attempt, with a log of its own.
     "sbatch": 'printf "%s\\n" "$*" >> {told}; mkdir -p {logs}; touch {logs}/attempt-$(grep -c . {told}).log; echo 77',

@@ -1,5 +1,6 @@
 """Snakemake in a fork of a process that has imported it: half of a plan's time, and a hundred plans are made."""
 
+import importlib
 import multiprocessing
 import os
 import sys
@@ -36,6 +37,8 @@ def _main(arguments: list[str], folder: Path, environment: dict[str, str], print
     os.environ.update(environment)
     sys.path.insert(0, str(folder / "src"))
     sys.argv = ["snakemake", *arguments]
+    if "slurm" in arguments:
+        importlib.import_module("tests.slurm.impatient")
     from snakemake.cli import main
 
     main()

@@ -51,10 +51,10 @@ def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> N
 def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None:
     """A stage longer than its job's time goes on in slices, each over before its time."""
     margin = 15
-    options = ["recipe.steps=120", f"runtime.stop_margin_seconds={margin}"]
+    options = ["recipe.steps=60", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(4 * 50), str(margin + 0.3)]
+    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(4 * 20), str(margin + 0.3)]
     slices = []
     while not (sliced.out / "checkpoint.json").exists():
         assert len(slices) < 5
