@@ -22,7 +22,7 @@ from longspec.methods.own_layers import OwnLayersMethod
 from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.block_losses import block_bytes
-from longspec.models.losses import TOP_BYTES
+from longspec.models.teachers import TOP_BYTES
 
 
 def slots_of(settings: Settings, tokens: int) -> int:

@@ -21,8 +21,9 @@ from longspec.models.attention.blocks import BlockVisibility, attend_blocks
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
 from longspec.models.block_losses import BlockSums, SlotLabels, Weighting, block_cross_entropy
-from longspec.models.losses import NO_LABEL, draft_numbers
+from longspec.models.losses import NO_LABEL
 from longspec.models.target import whole
+from longspec.models.teachers import draft_numbers
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
 

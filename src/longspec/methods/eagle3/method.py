@@ -20,8 +20,8 @@ from longspec.methods.own_layers import OwnLayersMethod
 from longspec.models.attention.chains import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
-from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
