@@ -17,7 +17,8 @@ from longspec.methods.contract import DraftOutput
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
 from longspec.methods.own_layers import OwnLayersTrainer
-from longspec.models.attention.blocks import BlockVisibility, attend_blocks
+from longspec.models.attention import backends
+from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
 from longspec.models.block_losses import BlockSums, SlotLabels, Weighting, block_cross_entropy
@@ -158,7 +159,8 @@ class DFlashTrainer(OwnLayersTrainer):
         visibility = BlockVisibility(anchors_BA, blocks.starts_BA, settings.block_size, window)
 
         def attend(number: int, q_BNQD: Tensor, own: KeysValues) -> Tensor:
-            return attend_blocks(q_BNQD, text[number], own, visibility, q_BNQD.shape[-1] ** -0.5, self.states.attention)
+            scale = q_BNQD.shape[-1] ** -0.5
+            return backends.attend(q_BNQD, *text[number], visibility, scale, self.states.attention, own=[own])
 
         return layer(x_BQH, rope, attend)
 
