@@ -1,7 +1,7 @@
 """Losses of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
 
-Gradients are taken in the forward, where a chunk's logits exist. GLIDE's loss stands here, those of EAGLE-3's chains and of
-DFlash's blocks in chain_losses.py and block_losses.py; what a target teaches in teachers.py.
+Gradients are taken in the forward, where a chunk's logits exist. The loss of a text stands here, those of chains and of blocks in
+chain_losses.py and block_losses.py; what a target teaches in teachers.py.
 
 Shapes: N tokens, C tokens of a chunk, M rows, R rows of a chunk, H hidden width, V vocabulary.
 """
@@ -106,18 +106,16 @@ class _Chunked(torch.autograd.Function):
             logits_RV = F.linear(chunk_RH, weight_VH).to(wide)
             total += take_(logits_RV)
             gradient_RV = logits_RV.to(weight_VH.dtype)
-            del logits_RV, take_  # before the next chunk's are made
             if any(x is not None for x in of_hidden):
                 of_parts = (gradient_RV @ weight_VH).split([len(part) for part in parts])
                 for of_MH, rows, of_part in zip(of_hidden, cuts, of_parts, strict=True):
                     if of_MH is not None:
                         of_MH[rows] = of_part
-            if of_weight_VH is None:
-                continue
-            if of_weight_VH.dtype == weight_VH.dtype:
+            if of_weight_VH is not None and of_weight_VH.dtype == weight_VH.dtype:
                 torch.addmm(of_weight_VH, gradient_RV.T, chunk_RH, out=of_weight_VH)
-            else:
+            elif of_weight_VH is not None:
                 of_weight_VH += gradient_RV.T @ chunk_RH
+            del take_, logits_RV, gradient_RV  # before the next chunk's are made
         ctx.dtypes = [x.dtype for x in (weight_VH, *hidden)]
         ctx.save_for_backward(of_weight_VH, *of_hidden)
         return total
@@ -165,14 +163,13 @@ def linear_cross_entropy(
     return LossSums(draft, *((None, None) if teacher is None else (sums_5[OWN], sums_5[AGREES])))
 
 
-# Float32 chunks [tokens, V] at once: the distribution, the logits, their logarithms, a product, what a model's dtype was.
+# Float32 chunks [tokens, V] at once: the target's distribution, the logits, their logarithms, a product, what a dtype was.
 LOGITS_ALIVE = 5
-OF_ACCEPTANCE = 3  # more of them, for what acceptance_loss makes of two distributions
-# A sparse teacher's: the draft's logits, the gradient and a temporary.
-SPARSE_ALIVE = 3
+MORE_ALIVE = {MIX: 1, TV: 3, LK: 3}  # a copy of the logits; what acceptance_loss makes of two distributions
+SPARSE_ALIVE = 3  # of a sparse teacher: the draft's logits, the gradient and a temporary
 
 
 def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bool = False, kind: str = SOFT) -> int:
     """Bytes of the logits that are alive at once while the loss of so many tokens is taken; `sparse`: of a sparse teacher's."""
-    alive = SPARSE_ALIVE if sparse else LOGITS_ALIVE + OF_ACCEPTANCE * (kind in (TV, LK))
+    alive = SPARSE_ALIVE if sparse else LOGITS_ALIVE + MORE_ALIVE.get(kind, 0)
     return min(tokens, chunk_tokens(vocabulary, device)) * vocabulary * 4 * alive
