@@ -54,7 +54,7 @@ def dense(given: list[Tensor], window: int | None) -> Tensor:
 
 
 def attend(given: list[Tensor], window: int | None, backend: str) -> Tensor:
-    visibility = BlockVisibility(ANCHORS, STARTS, W, window)
+    visibility = BlockVisibility(ANCHORS, STARTS, W, window=window)
     return backends.attend(*given[:3], visibility, 0.3, backend, own=[(given[3], given[4])])
 
 
@@ -80,7 +80,7 @@ def test_flex_attention_is_the_same_softmax(window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 20])
 def test_flex_visits_the_blocks_it_must_and_no_other(window: int | None) -> None:
     """But for the bounds of a block of queries, taken together, whose keys lie between theirs."""
-    visibility, block = BlockVisibility(ANCHORS, STARTS, W, window), flex.BLOCK
+    visibility, block = BlockVisibility(ANCHORS, STARTS, W, window=window), flex.BLOCK
     mask = flex.block_mask(*visibility.text_bounds_BQ(), S + ANCHORS.shape[1] * W, W, window is not None)
     visited = mask.to_dense()[:, 0].bool()
     seen_BQT = seen(window)
@@ -94,7 +94,7 @@ def test_flex_visits_the_blocks_it_must_and_no_other(window: int | None) -> None
 def test_no_chunk_is_larger_than_its_blocks_and_their_text() -> None:
     """A chunk's keys of the text end before its last anchor, and begin where its first document or window does."""
     queries = torch.empty(2, N, ANCHORS.shape[1] * W, D)
-    chunks = chunks_of(queries, torch.empty(2, K, S + queries.shape[2], D), BlockVisibility(ANCHORS, STARTS, W, 6))[:4]
+    chunks = chunks_of(queries, torch.empty(2, K, S + queries.shape[2], D), BlockVisibility(ANCHORS, STARTS, W, window=6))[:4]
     assert [(chunk.row, chunk.queries) for chunk in chunks] == [(0, slice(W * at, W * min(at + 2, 7))) for at in (0, 2, 4, 6)]
     spans = [range(0, 3), range(11, 18), range(30, 44), range(43, 49)]
     own = [range(S + chunk.queries.start, S + chunk.queries.stop) for chunk in chunks]

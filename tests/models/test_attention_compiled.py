@@ -104,7 +104,7 @@ def test_drafted_blocks_on_a_gpu(backend: str, window: int | None) -> None:
     anchors_BA = torch.randint(0, LENGTH, (2, 30), generator=torch.Generator().manual_seed(2)).sort(1).values.cuda()
     shapes = [(10, 480), (2, LENGTH), (2, LENGTH), (2, 480), (2, 480), (10, 480)]
     given = [torch.randn(2, *shape, 64, device="cuda", dtype=torch.bfloat16) for shape in shapes]
-    compare(backend, given, BlockVisibility(anchors_BA, anchors_BA // 300 * 300, 16, window))
+    compare(backend, given, BlockVisibility(anchors_BA, anchors_BA // 300 * 300, 16, window=window))
 
 
 @pytest.mark.gpu

@@ -1,7 +1,7 @@
 """Losses of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
 
-Gradients are taken in the forward, where a chunk's logits exist. The loss of a text stands here, those of chains and of blocks in
-chain_losses.py and block_losses.py; what a target teaches in teachers.py.
+Gradients are taken in the forward, where a chunk's logits exist. The loss of a text stands here, those of chains and of blocks
+in chain_losses.py and block_losses.py; what a target teaches in teachers.py.
 
 Shapes: N tokens, C tokens of a chunk, M rows, R rows of a chunk, H hidden width, V vocabulary.
 """

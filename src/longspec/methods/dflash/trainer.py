@@ -156,7 +156,7 @@ class DFlashTrainer(OwnLayersTrainer):
         rope = layer.rope(self.states.target, embedded_BSH, place_BQ)
         text = layer.context_keys_values(layer.context(self.taps(found)), turns)
         window = None if settings.sliding_window is None else settings.sliding_window - 1
-        visibility = BlockVisibility(anchors_BA, blocks.starts_BA, settings.block_size, window)
+        visibility = BlockVisibility(anchors_BA, blocks.starts_BA, settings.block_size, window=window)
 
         def attend(number: int, q_BNQD: Tensor, own: KeysValues) -> Tensor:
             scale = q_BNQD.shape[-1] ** -0.5

@@ -32,7 +32,6 @@ class BlockVisibility(Remembering):
     anchors_BA: Tensor
     starts_BA: Tensor
     slots: int
-    window: int | None = None
 
     def text_bounds_BQ(self) -> tuple[Tensor, Tensor]:
         """Return the first and the last key of the text that each query sees; the last lies before the first for none."""
