@@ -77,20 +77,6 @@ def test_flex_attention_is_the_same_softmax(window: int | None) -> None:
     torch.testing.assert_close(attend(given, window, FLEX), dense(given, window), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_flex_visits_the_blocks_it_must_and_no_other(window: int | None) -> None:
-    """But for the bounds of a block of queries, taken together, whose keys lie between theirs."""
-    visibility, block = BlockVisibility(ANCHORS, STARTS, W, window=window), flex.BLOCK
-    mask = flex.block_mask(*visibility.text_bounds_BQ(), S + ANCHORS.shape[1] * W, W, window is not None)
-    visited = mask.to_dense()[:, 0].bool()
-    seen_BQT = seen(window)
-    for row in range(2):
-        for query in range(visited.shape[1]):
-            for key in range(visited.shape[2]):
-                part = seen_BQT[row, query * block : (query + 1) * block, key * block : (key + 1) * block]
-                assert visited[row, query, key] or not part.any()
-
-
 def test_no_chunk_is_larger_than_its_blocks_and_their_text() -> None:
     """A chunk's keys of the text end before its last anchor, and begin where its first document or window does."""
     queries = torch.empty(2, N, ANCHORS.shape[1] * W, D)

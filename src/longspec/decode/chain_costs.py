@@ -107,7 +107,8 @@ def _measure(
         known[way.key] = (way.shape, seconds)
     for way in (way for way in missing if way not in fixed):
         shape = _priced(target, way, start, max(each.tokens / known[each.key][1] for each in ways if each.key in known))
-        known[way.key] = (shape, *_mean_seconds(target, start, [(way.drafter, shape)]))
+        (seconds,) = _mean_seconds(target, start, [(way.drafter, shape)])
+        known[way.key] = (shape, seconds)
 
 
 def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:

@@ -86,7 +86,7 @@ Chunk = tuple[list[slice], Callable[[Tensor], Tensor]]
 
 def chunked(weight_VH: Tensor, hidden: list[Tensor], chunks: Iterable[Chunk]) -> Tensor:
     """Return the summed loss of logits hidden @ weight_VH.T, with gradients of whatever of the two requires one."""
-    loss: Tensor = _Chunked.apply(chunks, weight_VH, *hidden)
+    loss: Tensor = _Chunked.apply(chunks, torch.is_grad_enabled(), weight_VH, *hidden)
     return loss
 
 
@@ -94,12 +94,12 @@ class _Chunked(torch.autograd.Function):
     """Take the gradients chunk by chunk in the forward; the backward scales them."""
 
     @staticmethod
-    def forward(ctx: Any, chunks: Iterable[Chunk], weight_VH: Tensor, *hidden: Tensor) -> Tensor:
+    def forward(ctx: Any, chunks: Iterable[Chunk], trains: bool, weight_VH: Tensor, *hidden: Tensor) -> Tensor:
         """Return the sum over the chunks."""
         wide = torch.promote_types(weight_VH.dtype, torch.float32)
         total = weight_VH.new_zeros((), dtype=wide)
-        of_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if weight_VH.requires_grad else None
-        of_hidden = [torch.zeros_like(x) if x.requires_grad else None for x in hidden]
+        of_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if trains and weight_VH.requires_grad else None
+        of_hidden = [torch.zeros_like(x) if trains and x.requires_grad else None for x in hidden]
         for cuts, take_ in chunks:
             parts = [x[rows] for x, rows in zip(hidden, cuts, strict=True)]
             chunk_RH = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -124,9 +124,13 @@ class _Chunked(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients, times the loss's own."""
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
-        return None, *(
-            None if x is None else torch.mul(x, grads[0], out=torch.empty_like(x, dtype=dtype))
-            for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        return (
+            None,
+            None,
+            *(
+                None if x is None else torch.mul(x, grads[0], out=torch.empty_like(x, dtype=dtype))
+                for x, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+            ),
         )
 
 

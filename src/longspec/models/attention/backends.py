@@ -32,7 +32,7 @@ AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
 BACKENDS: dict[str, Callable[..., Tensor]] = {FLASH: chains.by_flash, FLEX: chains.by_flex, SDPA: chains.by_sdpa}
 BLOCKS: dict[str, Callable[..., Tensor]] = {FLASH: blocks.by_flex, FLEX: blocks.by_flex, SDPA: blocks.by_sdpa}
 # Output and log-sum-exp of a text, or of its last tokens, over itself.
-PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
+PARTS: dict[str, Callable[..., Part]] = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
 
 def attend(

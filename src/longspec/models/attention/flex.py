@@ -57,8 +57,8 @@ def text_mask(visibility: Visibility, q_BNSD: Tensor, k_BKTD: Tensor) -> BlockMa
     (rows, _, queries, _), keys = q_BNSD.shape, k_BKTD.shape[2]
 
     def make() -> BlockMask:
-        bounds = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, q_BNSD.device))
-        return block_mask(*bounds, keys)
+        first_BS, last_BS = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, q_BNSD.device))
+        return block_mask(first_BS, last_BS, keys)
 
     return visibility.once(("flex", rows, queries, keys), make)
 
