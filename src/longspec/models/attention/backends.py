@@ -140,48 +140,41 @@ def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: to
 def _attend_tree(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float, backend: str
 ) -> Tensor:
-    """A tree's attention output [B, N, S, D].
+    """A tree's attention output [B, N, S, D]: by flash-attn where no window hides prefix keys.
 
-    By one mask, as wide as the window and the tree where a window hides prefix keys; by flash-attn where none does.
+    Else by one call with a mask, as wide as the window and the tree, made once for all layers. On two EPYC cores it takes 0.6
+    of the time of prefix and tree apart behind 200 tokens, and as much behind 4,000 (17 nodes, three query heads to a key head).
     """
     if k_BKTD.shape[2] == 0:
         return torch.zeros_like(q_BNSD)
-    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
-    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
-    if backend == FLASH and visibility.has_plain_prefix(prefix):
-        seen_BKQD = _attend_flash(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
-    else:
-        low = visibility.unseen(prefix)
-        seen_BKQD = attend_masked(q_BKQD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], visibility.without(low), scale)
-    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
-
-
-def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """A tree by one call with a mask over all keys, [B, K, Q, D].
-
-    The mask is made once for all layers. On two EPYC cores a call takes 0.6 of the time of prefix and tree apart behind 200
-    tokens, and as much behind 4,000 (17 nodes, three query heads to a key head).
-    """
-    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
-    groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
+    tree, groups = visibility.tree_BSL.shape[2], q_BNSD.shape[1] // k_BKTD.shape[1]
+    prefix = k_BKTD.shape[2] - tree
+    q_BKQD = q_BNSD.unflatten(1, (-1, groups)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
 
     def masks() -> tuple[Tensor, Tensor]:
-        seen_B1QT = visibility.mask_BST(prefix).repeat(1, groups, 1)[:, None]
+        seen_B1QT = visibility.without(low).mask_BST(prefix - low).repeat(1, groups, 1)[:, None]
         blind_B1Q1 = ~seen_B1QT.any(dim=-1, keepdim=True)
         # A row without a key would make NaN in some kernels.
         return additive(~(seen_B1QT | blind_B1Q1), q_BKQD.dtype), blind_B1Q1
 
-    mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
-    seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, attn_mask=mask_B1QT, scale=scale)
-    # Every node of a tree sees itself.
-    return seen_BKQD if visibility.tree_BSL.shape[2] else seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+    if backend == FLASH and visibility.has_plain_prefix(prefix):
+        seen_BKQD = _attend_flash(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+    else:
+        low = visibility.unseen(prefix)
+        mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
+        keys, values = k_BKTD[:, :, low:], v_BKTD[:, :, low:]
+        seen_BKQD = F.scaled_dot_product_attention(q_BKQD, keys, values, attn_mask=mask_B1QT, scale=scale)
+        if not tree:  # of which every node sees itself
+            seen_BKQD = seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
 def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
     """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     low = visibility.unseen(prefix)
-    mask_BST = additive(~visibility.without(low).mask_BST(prefix - low), q_BNSD.dtype).expand(len(q_BNSD), -1, -1)
+    hidden_BST = visibility.once(("rows", prefix), lambda: ~visibility.without(low).mask_BST(prefix - low))
+    mask_BST = additive(hidden_BST, q_BNSD.dtype).expand(len(q_BNSD), -1, -1)
     q_BKGSD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1))
     rows = zip(q_BKGSD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], mask_BST, strict=True)
     seen, lse = (torch.stack(part) for part in zip(*(sdpa.attend_part(*row, scale) for row in rows), strict=True))

@@ -205,9 +205,6 @@ class TreeVisibility(Remembering):
 
     def mask_BST(self, prefix: int) -> Tensor:
         """Mask, bool: which of the P + L keys each query sees."""
-        return self.once(("mask", prefix), lambda: self._mask(prefix))
-
-    def _mask(self, prefix: int) -> Tensor:
         position_BP = torch.arange(prefix, device=self.lengths_B.device)[None]
         if self.first_B is not None:
             position_BP = position_BP + self.first_B[:, None]
