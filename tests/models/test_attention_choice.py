@@ -8,16 +8,7 @@ import torch
 
 from longspec import config
 from longspec.models.attention import backends, flash
-from longspec.models.attention.backends import (
-    AUTO,
-    BACKENDS,
-    FLASH,
-    FLEX,
-    SDPA,
-    attend,
-    choose,
-    fastest,
-)
+from longspec.models.attention.backends import AUTO, BACKENDS, FLASH, FLEX, SDPA, attend, choose, fastest
 from longspec.models.attention.visibility import TreeVisibility, Visibility
 from tests.models import flash_stand_in
 
@@ -73,7 +64,7 @@ def test_trees_take_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch, d
     install(monkeypatch, flash=True, triton=True)
     monkeypatch.setattr(backends, "_attend_tree", lambda *arguments: arguments[-1])
     for device, name in (("cuda", expected), ("cpu", SDPA)):
-        q = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 1, 1, 64))
+        q = SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(1, 1, 1, 64), stride=lambda _: 1)
         tree = TreeVisibility((1,), torch.ones(1), torch.ones(1, 1, 1), torch.zeros(1), torch.zeros(1))
         assert attend(q, q, q, tree, 1.0) == name
 

@@ -52,9 +52,9 @@ def attend(
     those of each step, as many as queries. sinks_N: one for each query head in its softmax; of a target, so that no gradient is
     wanted. Raises ValueError for flex with a gradient on a CPU.
     """
+    everything = [dense(x) for x in (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair))]
     if backend == AUTO:
-        given = (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair))
-        training = not isinstance(visibility, TreeVisibility) and flex.needs_gradient(*given)
+        training = not isinstance(visibility, TreeVisibility) and flex.needs_gradient(*everything)
         backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
     if isinstance(visibility, TreeVisibility):
         if sinks_N is None:
@@ -63,7 +63,6 @@ def attend(
         return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if sinks_N is not None:
         return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
-    everything = (dense(x) for x in (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair)))
     return (BLOCKS if isinstance(visibility, BlockVisibility) else BACKENDS)[backend](visibility, scale, *everything)
 
 
@@ -143,7 +142,7 @@ def _attend_tree(
     """A tree's attention output [B, N, S, D]: by flash-attn where no window hides prefix keys.
 
     Else by one call with a mask, as wide as the window and the tree, made once for all layers. On two EPYC cores it takes 0.6
-    of the time of prefix and tree apart behind 200 tokens, and as much behind 4,000 (17 nodes, three query heads to a key head).
+    of the time of prefix and tree apart behind 200 tokens, and as much behind 4,000 (17 nodes, groups of three heads).
     """
     if k_BKTD.shape[2] == 0:
         return torch.zeros_like(q_BNSD)
