@@ -36,10 +36,11 @@ def chunk_tokens(vocabulary: int, device: torch.device) -> int:
 
 
 def taken_(
-    logits_MV: Tensor, labels: Labels | None, numbers_M: Tensor | None, kind: str, scale: float | Tensor
+    logits_MV: Tensor, labels: Labels | None, numbers_M: Tensor | None, kind: str, scale: float | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Return the summed loss of rows, each times its scale, and their parts of the sums [5, M]; the logits become its gradient.
 
+    scale: None: all are whole, and the draft can propose every token.
     hard: -log q(label), of labels numbers_M, -1: the draft cannot propose it. soft: -sum_v p(v) log q(v) times temperature^2,
     both distributions at the temperature (Hinton et al. 2015, 2), where the draft can propose the target's likeliest token; of
     a sparse teacher's k tokens and the rest. mix: the mean of the two. tv, lk: in place of soft.
@@ -52,6 +53,8 @@ def taken_(
     loss_M = _loss_and_gradient_(logits_MV, labels, numbers_M, kind)
     learnt_M = numbers_M if kind == HARD or labels is None else labels.best_N
     assert learnt_M is not None, "hard labels are tokens"
+    if scale is None:
+        return loss_M.sum(), torch.stack([loss_M, torch.ones_like(zeros_M), agrees_M, own_M, hits_M])
     # A product and no choice: what is not a number stays it, and names its rows.
     inside_M = (learnt_M >= 0).to(zeros_M)
     logits_MV *= (inside_M * scale)[:, None]
@@ -154,7 +157,7 @@ def linear_cross_entropy(
     sums_5 = torch.zeros(5, dtype=wide, device=hidden_NH.device)
 
     def take_(part: slice, labels: Labels | None, logits_CV: Tensor) -> Tensor:
-        loss, of_rows = taken_(logits_CV, labels, labels_N[part], kind, 1.0)
+        loss, of_rows = taken_(logits_CV, labels, labels_N[part], kind)
         sums_5.add_(of_rows.sum(1))
         return loss
 

@@ -64,7 +64,7 @@ class DenseLabels:
         kind: tv or lk is another loss (acceptance_losses.py).
         """
         log_q_MV = logits_MV.log_softmax(-1)
-        loss_M = -(self.p_NV * log_q_MV).sum(-1)
+        loss_M = -torch.linalg.vecdot(self.p_NV, log_q_MV)
         torch.exp(log_q_MV, out=logits_MV)
         if kind == SOFT:
             logits_MV.sub_(self.p_NV)

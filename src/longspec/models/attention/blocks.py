@@ -94,4 +94,4 @@ def by_flex(visibility: BlockVisibility, scale: float, q_BNQD: Tensor, k: Tensor
     keys, values = _whole(own, k, v)
     arguments = (*visibility.text_bounds_BQ(), keys.shape[2], visibility.slots, visibility.window is not None)
     mask = visibility.once(("flex", keys.shape[2]), partial(flex.block_mask, *arguments))
-    return flex.attend(mask, q_BNQD, keys, values, scale)[0]
+    return flex.attend(mask, q_BNQD, keys, values, scale, with_lse=False)[0]

@@ -174,5 +174,6 @@ def by_sdpa(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor
 
 def by_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor) -> Tensor:
     """By flex_attention, which has a backward of its own for output and log-sum-exp."""
-    part = flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    return _Merge.apply(*part, scale, q_BNSD, *own) if own else part[0]
+    if not own:
+        return flex.attend(flex.text_mask(visibility, q_BNSD, k_BKSD), q_BNSD, k_BKSD, v_BKSD, scale, with_lse=False)[0]
+    return _Merge.apply(*flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale), scale, q_BNSD, *own)

@@ -35,15 +35,17 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def attend(mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def attend(
+    mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float, *, with_lse: bool = True
+) -> tuple[Tensor, Tensor]:
     """Output [B, N, S, D] and log-sum-exp [B, N, S], with gradients of both; 0 and -inf for a query that sees no key.
 
-    Raises ValueError for a gradient on a CPU.
+    with_lse: whether the latter is wanted; compiled for a CPU there is none. Raises ValueError for a gradient on a CPU.
     """
     if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
         raise ValueError(NO_BACKWARD)
     settings = {"block_mask": mask, "scale": scale, "enable_gqa": q_BNSD.shape[1] != k_BKTD.shape[1]}
-    seen_BNSD, beside = compiled()(q_BNSD, k_BKTD, v_BKTD, **settings, return_aux=AuxRequest(lse=True))
+    seen_BNSD, beside = compiled()(q_BNSD, k_BKTD, v_BKTD, **settings, return_aux=AuxRequest(lse=with_lse))
     return seen_BNSD, beside.lse
 
 
