@@ -93,8 +93,8 @@ def test_the_stand_in_of_the_cache_kernel_is_flash_attn() -> None:
 def test_no_mask_of_flash_attn_reaches_over_a_prefix_that_all_see(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor, with a window, over more than the window and the tree."""
     widest = []
-    make = TreeVisibility._mask
-    monkeypatch.setattr(TreeVisibility, "_mask", lambda self, prefix: widest.append(prefix) or make(self, prefix))
+    make = TreeVisibility.mask_BST
+    monkeypatch.setattr(TreeVisibility, "mask_BST", lambda self, prefix: widest.append(prefix) or make(self, prefix))
     for window in (None, 5000, 30):
         attend(*tree_case((400, 390), torch.float32, window), SCALE, FLASH)
     assert widest == [40]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longspec.decode.cache import compact, cut, select, tokens_ahead
-from longspec.decode.drafters import Drafter, DraftInput, alone_with, check_drafter
+from longspec.decode.drafters import Drafter, DraftInput, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Shape, levels_of, size_of
 from longspec.decode.prefill import Prefilled, check_decodable, prefill
 from longspec.decode.sampling import Sampler, check_drawn
@@ -57,8 +57,8 @@ def speculate(
 
     shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens is called with a row's number
     and its new tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for
-    settings out of range and for target, drafter and prompts that do not go together; RuntimeError for a start or a drafter
-    with which another decoding has not ended, and for logits from which no token can be drawn.
+    settings out of range and for target, drafter and prompts that do not go together; RuntimeError for a start from which
+    another decoding has not ended, and for logits from which no token can be drawn.
 
     The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
 
@@ -82,7 +82,7 @@ def speculate(
         )
     else:
         begun = prompts.lent(ahead)
-    with alone_with(drafter), begun as start:
+    with begun as start:
         clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.draft_vocabulary import DraftVocabulary
 
 NOTHING = -1  # the token of a node that is not there, and the parent of the root
 
@@ -28,11 +27,6 @@ class DraftToTarget:
     def over_target(self, q_BV: Tensor) -> Tensor:
         """Return a distribution over the draft vocabulary as one over the target's, [B, T]: 0 for tokens outside."""
         return q_BV.new_zeros(len(q_BV), self.size).index_copy(1, self.ids_V, q_BV)
-
-
-def draft_to_target_of(vocabulary: DraftVocabulary | None, device: torch.device) -> DraftToTarget | None:
-    """Return that of a draft vocabulary; None where the draft proposes all of the target's tokens."""
-    return None if vocabulary is None else DraftToTarget(torch.tensor(vocabulary.ids, device=device), vocabulary.size)
 
 
 @dataclass

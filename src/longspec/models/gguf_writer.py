@@ -13,6 +13,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
 from torch import Tensor
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longspec.atomic_files import new_file, read_json_object
 from longspec.models.target import head_width
@@ -155,11 +156,8 @@ def rope_factors(config: Any) -> dict[str, Tensor]:
     if rope["rope_type"] != "llama3":
         return {}
     plain = 1.0 / (rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float64) / width))
-    low, high, factor = rope["low_freq_factor"], rope["high_freq_factor"], rope["factor"]
-    # Turns in the text of the original length: many stay as they are, few are slowed, those between are mixed.
-    turns = rope["original_max_position_embeddings"] * plain / (2 * math.pi)
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return {"rope_freqs.weight": (1 / (kept + (1 - kept) / factor)).float()}
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    return {"rope_freqs.weight": (plain / scaled).float()}
 
 
 def tokenizer_keys(folder: Path, tokens: int) -> dict[str, Any]:

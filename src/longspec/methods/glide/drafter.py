@@ -15,7 +15,7 @@ from longspec.decode.cache import KeysValues, NewestTokens
 from longspec.decode.drafters import Drafter, DraftInput, check_beside
 from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
+from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.glide.layer import GlideLayer
 from longspec.methods.glide.settings import Draft
@@ -33,11 +33,11 @@ class GlideDrafter(Drafter):
 
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
         self.target, self.layer, self.window = target, layer, window
-        self.draft_to_target = draft_to_target_of(vocabulary, draft_device(target))
+        self.draft_to_target: DraftToTarget | None = None
         self.head_VH: Tensor | None = None
-        if self.draft_to_target is not None:
-            self.proposed = len(self.draft_to_target.ids_V)
-            ids_V, head_TH = self.draft_to_target.ids_V, whole(target.lm_head.weight.detach())
+        if vocabulary is not None:
+            ids_V, head_TH = torch.tensor(vocabulary.ids, device=draft_device(target)), whole(target.lm_head.weight.detach())
+            self.draft_to_target, self.proposed = DraftToTarget(ids_V, vocabulary.size), len(ids_V)
             self.head_VH = head_TH[ids_V.to(head_TH.device)].to(ids_V.device)
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")

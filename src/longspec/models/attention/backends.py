@@ -1,4 +1,4 @@
-"""The one door to attention: the choice of a backend, attention of texts and of draft trees, and transformers' hook.
+"""The one door to attention: the choice of a backend, attention of texts, blocks and draft trees, and transformers' hook.
 
 All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes it
 without a mask of queries by keys, and the few keys of the tree have a small mask. Each part weighs by the sum of its
@@ -9,7 +9,7 @@ the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S q
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,55 +19,51 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention import blocks, chains, flash, flex, sdpa
+from longspec.models.attention.blocks import BlockVisibility
+from longspec.models.attention.chains import KeysValues, dense
 from longspec.models.attention.sdpa import Part
 from longspec.models.attention.visibility import TreeVisibility, Visibility, additive
 
 _log = logging.getLogger(__name__)
 
 AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]] = {
-    FLASH: flash.attend,
-    FLEX: flex.attend,
-    SDPA: sdpa.attend,
-}
+# Of a text, and of chains with keys of their own beside it; of drafted blocks, for which flash-attn has no kernel.
+BACKENDS: dict[str, Callable[..., Tensor]] = {FLASH: chains.by_flash, FLEX: chains.by_flex, SDPA: chains.by_sdpa}
+BLOCKS: dict[str, Callable[..., Tensor]] = {FLASH: blocks.by_flex, FLEX: blocks.by_flex, SDPA: blocks.by_sdpa}
 # Output and log-sum-exp of a text, or of its last tokens, over itself.
-PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
+PARTS: dict[str, Callable[..., Part]] = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
 
 def attend(
-    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility | TreeVisibility, scale: float, backend: str = AUTO
-) -> Tensor:
-    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
-    if isinstance(visibility, TreeVisibility):
-        if backend == AUTO:
-            backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-        return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
-    if backend == AUTO:
-        training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
-    return BACKENDS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale)
-
-
-def attend_with_sinks(
     q_BNSD: Tensor,
     k_BKTD: Tensor,
     v_BKTD: Tensor,
-    sinks_N: Tensor,
-    visibility: Visibility | TreeVisibility,
+    visibility: Visibility | BlockVisibility | TreeVisibility,
     scale: float,
     backend: str = AUTO,
+    *,
+    own: Sequence[KeysValues] = (),
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """As attend, with a sink for each query head in its softmax; of a target, so that no gradient is wanted.
+    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key.
 
-    A tree's scores are made on every backend: there is one mask of nodes by keys, and no kernel for GPUs takes it and tells its
-    log-sum-exp.
+    k_BKTD, v_BKTD: of the text, or of a tree's prefix and its nodes. own: of drafted blocks their keys and values; of chains
+    those of each step, as many as queries. sinks_N: one for each query head in its softmax; of a target, so that no gradient is
+    wanted. Raises ValueError for flex with a gradient on a CPU.
     """
-    if isinstance(visibility, TreeVisibility):
-        return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    everything = [dense(x) for x in (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair))]
     if backend == AUTO:
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-    return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+        training = not isinstance(visibility, TreeVisibility) and flex.needs_gradient(*everything)
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
+    if isinstance(visibility, TreeVisibility):
+        if sinks_N is None:
+            return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
+        # There is one mask of nodes by keys, and no kernel for GPUs takes it and tells its log-sum-exp.
+        return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    if sinks_N is not None:
+        return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    return (BLOCKS if isinstance(visibility, BlockVisibility) else BACKENDS)[backend](visibility, scale, *everything)
 
 
 def check_backend(name: str) -> None:
@@ -127,51 +123,57 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     return backend
 
 
+def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the scores of a text of so many keys that the backward holds at once; none where a kernel keeps them to itself.
+
+    Three in float32, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and the keys
+    or values of the call, repeated for each query head.
+    """
+    if device.type == sdpa.KERNEL_DEVICE or fastest(device.type, dtype, width, True) != SDPA:
+        return 0
+    seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
+
+
 def _attend_tree(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float, backend: str
 ) -> Tensor:
-    """A tree's attention output [B, N, S, D].
+    """A tree's attention output [B, N, S, D]: by flash-attn where no window hides prefix keys.
 
-    By one mask, as wide as the window and the tree where a window hides prefix keys; by flash-attn where none does.
+    Else by one call with a mask, as wide as the window and the tree, made once for all layers. On two EPYC cores it takes 0.6
+    of the time of prefix and tree apart behind 200 tokens, and as much behind 4,000 (17 nodes, groups of three heads).
     """
     if k_BKTD.shape[2] == 0:
         return torch.zeros_like(q_BNSD)
-    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
-    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
-    if backend == FLASH and visibility.has_plain_prefix(prefix):
-        seen_BKQD = _attend_flash(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
-    else:
-        low = visibility.unseen(prefix)
-        seen_BKQD = attend_masked(q_BKQD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], visibility.without(low), scale)
-    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
-
-
-def attend_masked(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """A tree by one call with a mask over all keys, [B, K, Q, D].
-
-    The mask is made once for all layers. On two EPYC cores a call takes 0.6 of the time of prefix and tree apart behind 200
-    tokens, and as much behind 4,000 (17 nodes, three query heads to a key head).
-    """
-    prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
-    groups = q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
+    tree, groups = visibility.tree_BSL.shape[2], q_BNSD.shape[1] // k_BKTD.shape[1]
+    prefix = k_BKTD.shape[2] - tree
+    q_BKQD = q_BNSD.unflatten(1, (-1, groups)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
 
     def masks() -> tuple[Tensor, Tensor]:
-        seen_B1QT = visibility.mask_BST(prefix).repeat(1, groups, 1)[:, None]
+        seen_B1QT = visibility.without(low).mask_BST(prefix - low).repeat(1, groups, 1)[:, None]
         blind_B1Q1 = ~seen_B1QT.any(dim=-1, keepdim=True)
         # A row without a key would make NaN in some kernels.
         return additive(~(seen_B1QT | blind_B1Q1), q_BKQD.dtype), blind_B1Q1
 
-    mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
-    seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, attn_mask=mask_B1QT, scale=scale)
-    # Every node of a tree sees itself.
-    return seen_BKQD if visibility.tree_BSL.shape[2] else seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+    if backend == FLASH and visibility.has_plain_prefix(prefix):
+        seen_BKQD = _attend_flash(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
+    else:
+        low = visibility.unseen(prefix)
+        mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
+        keys, values = k_BKTD[:, :, low:], v_BKTD[:, :, low:]
+        seen_BKQD = F.scaled_dot_product_attention(q_BKQD, keys, values, attn_mask=mask_B1QT, scale=scale)
+        if not tree:  # of which every node sees itself
+            seen_BKQD = seen_BKQD.masked_fill(blind_B1Q1, 0.0)
+    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
 def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
     """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     low = visibility.unseen(prefix)
-    mask_BST = additive(~visibility.without(low).mask_BST(prefix - low), q_BNSD.dtype).expand(len(q_BNSD), -1, -1)
+    hidden_BST = visibility.once(("rows", prefix), lambda: ~visibility.without(low).mask_BST(prefix - low))
+    mask_BST = additive(hidden_BST, q_BNSD.dtype).expand(len(q_BNSD), -1, -1)
     q_BKGSD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1))
     rows = zip(q_BKGSD, k_BKTD[:, :, low:], v_BKTD[:, :, low:], mask_BST, strict=True)
     seen, lse = (torch.stack(part) for part in zip(*(sdpa.attend_part(*row, scale) for row in rows), strict=True))
@@ -232,9 +234,7 @@ def target_attention(
     seen = visibility or Visibility()
     if sliding_window is not None:
         seen = seen.windowed(sliding_window - 1)
-    if s_aux is None:
-        return attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend).transpose(1, 2), None
-    seen_BNSD = attend_with_sinks(q_BNSD, k_BKTD, v_BKTD, s_aux, seen, scaling, attention_backend)
+    seen_BNSD = attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend, sinks_N=s_aux)
     return seen_BNSD.transpose(1, 2), None
 
 
