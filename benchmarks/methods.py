@@ -43,7 +43,7 @@ ENGINES = "engines"  # in place of a method: a line of what engines make of a se
 
 @dataclass(frozen=True)
 class Size:
-    """A target's run, the variant of each method, and two tasks of one kind of text: the shortest and the longest prompts.
+    """A target's run, and the variant of each method.
 
     title: of its part of the page; config: further values for Snakemake's --config; minutes_of: the size whose slowest method
     says how many minutes each stage of every method is trained.
@@ -53,7 +53,6 @@ class Size:
     run: str
     model: str
     variants: dict[str, str]
-    ends: tuple[str, str]
     config: tuple[str, ...] = ()
     minutes_of: str | None = None
 
@@ -67,13 +66,11 @@ def variants_of(name: str) -> dict[str, str]:
 
 # Half of SmolLM2's questions: a training on one core stays within 25 minutes.
 SMOLLM2 = "data={smollm2-questions: {records: 1800}}"
-DEMO = ("methods", "demo", variants_of("demo"), ("1k", "4k"))
+DEMO = ("methods", "demo", variants_of("demo"))
 SIZES = {
     "demo": Size("The demo's target, the same steps", *DEMO),
     "demo-minutes": Size("The demo's target, the same minutes of training", *DEMO, minutes_of="demo"),
-    "smollm2": Size(
-        "SmolLM2-135M, the same steps", "smollm2-methods", "smollm2-135m", variants_of("smollm2"), ("2k", "6k"), (SMOLLM2,)
-    ),
+    "smollm2": Size("SmolLM2-135M, the same steps", "smollm2-methods", "smollm2-135m", variants_of("smollm2"), (SMOLLM2,)),
 }
 
 
