@@ -40,7 +40,7 @@ from benchmarks.gpu_parts import PACKAGES, PARTS, ROOT, Parts, StoppedError
 sys.path[1:1] = [str(ROOT / "src"), str(PACKAGES)]
 
 LIMIT = 500  # seconds of a part
-LIBRARIES = ("torch", "transformers", "deepspeed", "flash-attn", "liger-kernel", "triton")
+LIBRARIES = ("torch", "transformers", "deepspeed", "flash-attn", "triton")
 READING = ("yaml", "jsonlines", "omegaconf", "hydra", "pydantic", "rich", "scipy", "matplotlib", "jinja2")
 TRAINING = (*READING, "snakemake", "deepspeed", "datasets", "tokenizers", "safetensors", "pyarrow")
 NEEDED = {"tests": ("pytest", "hypothesis", *READING), "demo": TRAINING, "resume": TRAINING}

@@ -35,7 +35,6 @@ from longspec import methods
 from longspec.config import compose
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.models.attention.backends import SDPA, choose
-from longspec.models.losses import fused_loss
 from longspec.models.target import head_width
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train.estimate.flops import operations
@@ -223,7 +222,6 @@ def main() -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target = build_target(SHAPES[options.shape], device, dtype)
     path, about = options.out / "gpu_steps.jsonl", here(device, options.shape)
-    about["liger"] = fused_loss(device.type) is not None
     (rates,) = fill(path, [about | {"what": "rates"}], lambda _: measured_rates(device, dtype))
     backends = dict.fromkeys([choose("auto", device, dtype, head_width(target.config)), SDPA])
 

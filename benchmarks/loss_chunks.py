@@ -22,6 +22,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
 from longspec.models import losses
+from longspec.models.teachers import DenseTeacher
 
 RESULTS = Path(__file__).parent / "results"
 CHUNKS = {"cpu": (16, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}  # tokens
@@ -54,12 +55,14 @@ def run_case(case: dict[str, Any]) -> None:
     hidden_NH.requires_grad_()
     if isinstance(case["chunk"], int):
         losses.chunk_tokens = lambda *_: case["chunk"]  # type: ignore[assignment]
-    losses.fused_loss = (lambda _: None) if case["chunk"] != "liger" else losses.fused_loss  # type: ignore[assignment]
 
     def step(rows: int = tokens) -> None:
-        inputs = hidden_NH[:rows], teacher_NH[:rows], weight_VH, labels_N[:rows], case["kind"]
-        loss = plain(*inputs) if case["chunk"] == PLAIN else losses.linear_cross_entropy(*inputs).draft
-        loss.backward()
+        hidden, states, labels, kind = hidden_NH[:rows], teacher_NH[:rows], labels_N[:rows], case["kind"]
+        if case["chunk"] == PLAIN:
+            plain(hidden, states, weight_VH, labels, kind).backward()
+            return
+        teacher = DenseTeacher(states, weight_VH, labels, None, with_loss=True)
+        losses.linear_cross_entropy(hidden, teacher, weight_VH, labels, kind).draft.backward()
 
     step(8)  # thread pools and kernels
     print(json.dumps(measure(step, device)))
@@ -76,11 +79,9 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
     for size in SIZES[device]:
-        ways = [PLAIN, "chosen", *CHUNKS[device], *(["liger"] if losses.fused_loss(device) else [])]
+        ways = [PLAIN, "chosen", *CHUNKS[device]]
         for kind in ("hard", "soft"):
             for chunk in ways:
-                if chunk == "liger" and kind == "soft":
-                    continue
                 case = {"device": device, "size": size, "kind": kind, "chunk": chunk}
                 rows.append(case | best(__file__, case, 0 if options.quick else 2))
                 against = next(row for row in rows if (row["size"], row["kind"], row["chunk"]) == (size, kind, PLAIN))

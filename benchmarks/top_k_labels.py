@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.demo.stdlib import read_modules
-from longspec.models.losses import TOP_BYTES
+from longspec.models.teachers import TOP_BYTES
 from longspec.states.encoding import TopTokens, top_k_of
 
 COUNTS = (16, 64, 256, 1024)

@@ -6,7 +6,7 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends, blocks, chains
+from longspec.models.attention import backends
 from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.sdpa import accumulated_in
 from longspec.models.attention.visibility import Visibility
@@ -21,14 +21,6 @@ def _seen_BST(visibility: Visibility, queries: int, keys: int, device: torch.dev
     return (j_T >= first_BS[..., None]) & (j_T <= last_BS[..., None])
 
 
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
-    """Attention output [B, N, S, D], the softmax in float32 or better."""
-    seen_B11ST = _seen_BST(visibility, q_BNSD.shape[2], k_BKTD.shape[2], q_BNSD.device)[:, None, None]
-    q_BKGSD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1))
-    scores_BKGST = (q_BKGSD @ k_BKTD[:, :, None].transpose(-1, -2) * scale).to(accumulated_in(q_BNSD))
-    return (_weights(scores_BKGST, seen_B11ST).to(v_BKTD.dtype) @ v_BKTD[:, :, None]).flatten(1, 2)
-
-
 def _weights(scores: Tensor, seen: Tensor) -> Tensor:
     """A softmax; finite where a query sees nothing, whose weights are then cleared."""
     return scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1).masked_fill(~seen, 0.0)
@@ -37,9 +29,9 @@ def _weights(scores: Tensor, seen: Tensor) -> Tensor:
 def attend_chains(
     visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *of_chain: Tensor
 ) -> Tensor:
-    """One softmax over the text's keys and the chain's own."""
-    length, own = q_BNSD.shape[2], list(zip(of_chain[::2], of_chain[1::2], strict=True))
-    seen_BSS = _seen_BST(visibility, length, length, q_BNSD.device)
+    """One softmax over the text's keys and the chain's own, in float32 or better."""
+    length, own = k_BKSD.shape[2], list(zip(of_chain[::2], of_chain[1::2], strict=True))
+    seen_BSS = _seen_BST(visibility, q_BNSD.shape[2], length, q_BNSD.device)
     seen_BST = torch.cat([seen_BSS, seen_BSS.any(-1, keepdim=True).expand(-1, -1, len(own))], dim=-1)[:, None, None]
     q_BKGSD = q_BNSD.unflatten(1, (k_BKSD.shape[1], -1))
     scores = [
@@ -83,7 +75,6 @@ def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Vis
     return weights_BNST.to(v_BKTD.dtype) @ values_BNTD, lse_BNS
 
 
-backends.BACKENDS[EAGER] = attend
-chains.CHAINS[EAGER] = attend_chains
-blocks.BLOCKS[EAGER] = attend_blocks
+backends.BACKENDS[EAGER] = attend_chains
+backends.BLOCKS[EAGER] = attend_blocks
 backends.PARTS[EAGER] = attend_sinks

@@ -76,7 +76,6 @@ MAY_IMPORT = {
 }
 DOORS = {
     "deepspeed": {"train.engine", "states.load"},
-    "liger_kernel": {"models.losses"},
     "flash_attn": {"models.attention.flash"},
     "hydra": {"config.compose"},
     "tokenizers": {"data.tokenize", "target.tokenizer", "target.gguf_file"},

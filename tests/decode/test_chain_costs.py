@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from longspec import chain_length
-from longspec.chain_length import ChainAcceptance, ChainCosts, TreeAcceptance
+from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
 from longspec.decode.chain_costs import best_way, measure_costs
@@ -28,15 +28,19 @@ ALWAYS = ChainAcceptance(0.0, ((9, 10), (9, 9), (9, 9)))
 PROMPT = [5, 9, 2, 7]
 
 
-def given_costs(monkeypatch: pytest.MonkeyPatch, *rounds: float) -> list[int]:
-    """Rounds cost this; the longest chain of each measurement."""
-    asked: list[int] = []
+def given_costs(
+    monkeypatch: pytest.MonkeyPatch, *chains: float, tree: float = 9.0, lookup: float = 9.0, shapes: Any = None
+) -> list[Any]:
+    """Rounds cost this, without a draft a second; which were measured."""
+    asked: list[Any] = []
 
-    def measured(target: Any, drafter: Any, start: Any, longest: int) -> ChainCosts:
-        asked.append(longest)
-        return ChainCosts(1.0, rounds[:longest])
+    def seconds(target: Any, drafter: Any, start: Any, shape: Any) -> float:
+        asked.append(shape)
+        if isinstance(drafter, NoDraft | LookupDrafter):
+            return 1.0 if isinstance(drafter, NoDraft) else lookup
+        return chains[shape - 1] if isinstance(shape, int) else (shapes or {}).get(shape, tree)
 
-    monkeypatch.setattr(chain_costs, "measure_costs", measured)
+    monkeypatch.setattr(chain_costs, "_round_seconds", seconds)
     return asked
 
 
@@ -77,9 +81,10 @@ def test_generate_takes_the_chain_that_pays_best(monkeypatch: pytest.MonkeyPatch
     asked = given_costs(monkeypatch, 1.0, 1.1, 2.0)
     for _ in range(2):
         assert generate(target, ids, draft=drafter, **GREEDY)[0, len(PROMPT) :].tolist() == own
-    assert (shapes, asked) == ([2, 2], [3])  # measured once
+    assert shapes == [2, 2]
+    assert len(asked) == 2 * 4  # once, of each way twice
     generate(target, ids.repeat(2, 1), draft=drafter, **GREEDY | {"attention_mask": torch.ones(2, 4)})
-    assert asked == [3, 3]  # two rows cost otherwise
+    assert len(asked) == 2 * 2 * 4  # two rows cost otherwise
     given_costs(monkeypatch, 1.0, 2.0, 3.0)
     other = make_target(5)
     again = make_drafter("glide", other)
@@ -109,8 +114,7 @@ def test_a_tree_is_taken_where_it_brings_more_tokens_a_second(
     start = prefill(target, [PROMPT], reads=drafter.reads)
     drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, tree, 40, 10), TreeAcceptance(1.0, (3, 3), 90, 10))
     assert best_way(target, drafter, start, 0.0)[1] in (1, 2, 3, tree)  # as measured here, whatever that is
-    given_costs(monkeypatch, 1.0, 1.4, 4.0)
-    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: seconds)
+    given_costs(monkeypatch, 1.0, 1.4, 4.0, tree=seconds)
     assert best_way(make_target(5), drafter, start, 0.0)[1] == best
 
 
@@ -121,9 +125,8 @@ def test_with_prompt_lookup_its_own_acceptance_decides(monkeypatch: pytest.Monke
     start = prefill(target, [PROMPT], reads=drafter.reads)
     alone = (ALWAYS, TreeAcceptance(0.0, (2, 2), 10, 10))
     beside = (TreeAcceptance(0.0, (1, 1), 30, 10, copied=8), TreeAcceptance(0.0, (2, 2), 40, 10, copied=8))
-    given_costs(monkeypatch, 1.0, 1.4, 4.0)
     for seconds, held, best in ((1.9, beside, 2), (1.8, beside, (2, 2)), (1.8, (), 2)):
-        monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape, seconds=seconds: seconds)
+        given_costs(monkeypatch, 1.0, 1.4, 4.0, tree=seconds)
         drafter.acceptance = (*alone, *held)
         assert best_way(make_target(5), WithLookup(drafter, 8), start, 0.0)[1] == best
         assert best_way(make_target(5), drafter, start, 0.0)[1] == 2
@@ -145,8 +148,7 @@ def test_no_draft_is_taken_that_is_slower_than_plain_decoding_or_lookup(
     target = make_target(5)
     drafter = make_drafter("glide", target)
     drafter.acceptance = (ALWAYS, TreeAcceptance(0.0, (), 105, 100, copied=8), TreeAcceptance(1.0, (), 9, 1, copied=4))
-    given_costs(monkeypatch, *chains)
-    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: lookup)
+    given_costs(monkeypatch, *chains, lookup=lookup)
     chosen = best_way(target, drafter, prefill(target, [PROMPT], reads=drafter.reads), 0.0)
     assert (type(chosen[0]), chosen[1]) == (kind, shape)
     found = generate(target, torch.tensor([PROMPT]), draft=drafter, **GREEDY)
@@ -178,9 +180,7 @@ def test_a_budget_has_the_prices_of_this_machine(monkeypatch: pytest.MonkeyPatch
     target = make_target(5)
     drafter = make_drafter("glide", target)
     drafter.acceptance = (ChainAcceptance(0.0, ((1, 1),)), TreeAcceptance(0.0, Budget(11), 30, 10))
-    given_costs(monkeypatch, 1.0)
-    seconds = {1: 1.0, 2: 1.05, (11,): 1.1}
-    monkeypatch.setattr(chain_costs, "_round_seconds", lambda target, drafter, start, shape: seconds.get(shape, 1.4))
+    given_costs(monkeypatch, 1.0, 1.05, tree=1.4, shapes={(11,): 1.1})
     _, budget = best_way(target, drafter, prefill(target, [PROMPT], reads=drafter.reads), 0.0)
     assert isinstance(budget, Budget)
     assert (budget.step, budget.node) == pytest.approx((2 * 0.04 * 2, 0.01 * 2))

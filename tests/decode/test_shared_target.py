@@ -1,7 +1,6 @@
 """Several decodings and plain generate side by side on one target, which stays as it was."""
 
 from functools import partial, update_wrapper
-from threading import Event, Thread
 from types import MethodType
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config
 
 from longspec.decode.levels import DEFAULT_SHAPE
-from longspec.decode.lookup import LookupDrafter, WithLookup
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.speculate import speculate
 from tests.decode.models import DEPTHS, METHODS, generated, make_drafter, make_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-NEW, SECONDS = 40, 60.0
+NEW = 40
 PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6]]
 IDS = torch.tensor([[0, 0, 0, 7, 8], [1, 2, 3, 4, 5], [0, 0, 5, 5, 6]])
 PADDED = {"input_ids": IDS, "attention_mask": (IDS != 0).long(), "max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
@@ -64,39 +63,6 @@ def test_plain_generate_within_a_callback_writes_its_own_text(family: type, meth
         assert decoded(target, drafter, on_tokens=generate) == texts
         assert len(inner) == 5
         assert all(torch.equal(text, alone) for text in inner)
-
-
-def test_a_drafter_in_two_threads_is_refused_and_then_free() -> None:
-    """After the other's end, and after a failure."""
-
-    def fail(*_: Any) -> None:
-        raise OSError("full")
-
-    target = make_target(1, **DEPTHS["eagle3"])
-    texts = [generated(target, prompt, NEW) for prompt in PROMPTS]
-    for drafter in (make_drafter("eagle3", target), LookupDrafter()):
-        began, end, first = Event(), Event(), []
-
-        def hold(*_: Any, began: Event = began, end: Event = end) -> None:
-            began.set()
-            assert end.wait(SECONDS)
-
-        work = partial(decoded, target, drafter, on_tokens=hold)
-        thread = Thread(target=lambda first=first, work=work: first.append(work()))
-        thread.start()
-        assert began.wait(SECONDS)
-        with pytest.raises(
-            RuntimeError, match=r"draft: this drafter serves a decoding .* give each its own, as by load_drafter"
-        ):
-            decoded(target, drafter)
-        with pytest.raises(RuntimeError, match="serves a decoding"):
-            decoded(target, WithLookup(drafter, 4))
-        end.set()
-        thread.join(SECONDS)
-        assert first == [texts]
-        with pytest.raises(OSError, match="full"):
-            decoded(target, drafter, on_tokens=fail)
-        assert decoded(target, drafter) == texts
 
 
 def test_decoding_follows_its_target() -> None:

@@ -1,5 +1,7 @@
 """Speculative decoding against transformers' own generate: greedy text, ends of text, streaming, rows of different length."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -32,52 +34,32 @@ CHAIN, NO_EOS, NEW = 4, -1, 36
 BUDGET = Budget(16, step=0.0, node=0.0)  # the random drafts are sure of nothing
 
 
-def glide(target):
-    return make_drafter("glide", target)
+HALF = tuple(range(0, 61, 2))  # of the tokens, as a draft vocabulary
+GREEDY = [  # drafter, family, shape, options of the draft, which change no text, and of the target
+    ("glide", Qwen2Config, CHAIN, {}, {}),
+    ("glide", LlamaConfig, DEFAULT_SHAPE, {}, {}),
+    ("glide", LlamaConfig, BUDGET, {}, {}),
+    ("lookup", MistralConfig, (3,), {}, {"sliding_window": 9}),
+    ("eagle3", LlamaConfig, DEFAULT_SHAPE, {}, {"max_position_embeddings": 76}),  # full at the end of the longest text
+    ("eagle3", Qwen2Config, CHAIN, {"window": 3}, {}),
+    ("eagle3", Qwen2Config, Budget(9), {"window": WINDOW, "ids": HALF}, {}),
+    ("eagle3", LlamaConfig, BUDGET, {}, {}),
+    ("eagle3", Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": WINDOW}, {}),
+    ("eagle3", MistralConfig, CHAIN, {"ids": HALF}, {"sliding_window": 9}),
+    ("dflash", Qwen3Config, CHAIN, {}, {"max_position_embeddings": 76}),
+    ("dflash", LlamaConfig, DEFAULT_SHAPE, {"window": WINDOW, "tied_k_norm": False}, {}),
+    ("dflash", Qwen2Config, BUDGET, {"ids": HALF}, {}),
+    ("dflash", LlamaConfig, Budget(9), {"window": WINDOW}, {}),
+    ("dflash", MistralConfig, 9, {"ids": HALF}, {"sliding_window": 9}),  # longer than a block
+]
 
 
-@pytest.mark.parametrize(
-    ("family", "shape", "drafter"),
-    [
-        (Qwen2Config, CHAIN, "glide"),
-        (LlamaConfig, DEFAULT_SHAPE, "glide"),
-        (LlamaConfig, BUDGET, "glide"),
-        (MistralConfig, (3,), "lookup"),
-    ],
-)
-def test_tokens_are_those_of_generate(family: type, shape, drafter: str) -> None:
+@pytest.mark.parametrize(("drafter", "family", "shape", "options", "shape_of_target"), GREEDY)
+def test_tokens_are_those_of_generate(drafter: str, family: type, shape, options: dict, shape_of_target: dict) -> None:
     """float64, random models, prompts on both sides of the windows, alone and in one batch."""
-    shape_of_target = {"sliding_window": 9} if family is MistralConfig else {}
-    check_greedy(family, shape_of_target, shape, lambda target: LookupDrafter() if drafter == "lookup" else glide(target))
-
-
-EAGLE3 = [  # families with options of the draft, which change no text
-    (LlamaConfig, DEFAULT_SHAPE, {}, {"max_position_embeddings": 76}),  # full at the end of the longest prompt's text
-    (Qwen2Config, CHAIN, {"window": 3}, {}),
-    (Qwen2Config, Budget(9), {"window": WINDOW, "ids": tuple(range(0, 61, 2))}, {}),
-    (LlamaConfig, BUDGET, {}, {}),
-    (Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": WINDOW}, {}),
-    (MistralConfig, CHAIN, {"ids": tuple(range(0, 61, 2))}, {"sliding_window": 9}),
-]
-
-
-@pytest.mark.parametrize(("family", "shape", "options", "shape_of_target"), EAGLE3)
-def test_tokens_of_eagle3_are_those_of_generate(family: type, shape, options: dict, shape_of_target: dict) -> None:
-    check_greedy(family, DEPTHS["eagle3"] | shape_of_target, shape, lambda target: make_eagle3(target, **options))
-
-
-DFLASH = [  # families with options of the draft, which change no text
-    (Qwen3Config, CHAIN, {}, {"max_position_embeddings": 76}),
-    (LlamaConfig, DEFAULT_SHAPE, {"window": WINDOW, "tied_k_norm": False}, {}),
-    (Qwen2Config, BUDGET, {"ids": tuple(range(0, 61, 2))}, {}),
-    (LlamaConfig, Budget(9), {"window": WINDOW}, {}),
-    (MistralConfig, 9, {"ids": tuple(range(0, 61, 2))}, {"sliding_window": 9}),  # longer than a block
-]
-
-
-@pytest.mark.parametrize(("family", "shape", "options", "shape_of_target"), DFLASH)
-def test_tokens_of_dflash_are_those_of_generate(family: type, shape, options: dict, shape_of_target: dict) -> None:
-    check_greedy(family, DEPTHS["dflash"] | shape_of_target, shape, lambda target: make_dflash(target, **options))
+    made = {"lookup": lambda _: LookupDrafter(), "eagle3": make_eagle3, "dflash": make_dflash}
+    make = made.get(drafter) or partial(make_drafter, drafter)
+    check_greedy(family, DEPTHS.get(drafter, {}) | shape_of_target, shape, lambda target: make(target, **options))
 
 
 def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:

@@ -1,5 +1,5 @@
-"""flash_attn_varlen_func, its two halves, and flash_attn_with_kvcache of flash-attn 2.8 in plain PyTorch: their signatures and
-what its documentation says of the arguments.
+"""The two halves of flash_attn_varlen_func, and flash_attn_with_kvcache, of flash-attn 2.8 in plain PyTorch: their signatures
+and what its documentation says of the arguments.
 
 Shapes: P tokens of all sequences one after another, N query heads, K key/value heads, D head width.
 """
@@ -9,54 +9,6 @@ from itertools import pairwise
 
 import torch
 from torch import Tensor
-
-
-def flash_attn_varlen_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    block_table: Tensor | None = None,
-) -> Tensor:
-    """Output [P, N, D]; the kernel reads beyond its sequences where these checks would fail, and says nothing."""
-    others = (dropout_p, softcap, alibi_slopes, return_attn_probs, block_table)
-    assert others == (0.0, 0.0, None, False, None)
-    for tokens, edges, longest in ((q, cu_seqlens_q, max_seqlen_q), (k, cu_seqlens_k, max_seqlen_k)):
-        assert tokens.ndim == 3
-        assert tokens.stride(-1) == 1
-        assert edges.dtype == torch.int32
-        assert edges[0] == 0
-        assert edges[-1] == len(tokens)
-        assert 0 < longest == edges.diff().max()
-        assert edges.diff().min() > 0
-    assert k.shape == v.shape
-    assert q.shape[1] % k.shape[1] == 0
-    scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    spans_q, spans_k = pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist())
-    parts = [
-        _one_sequence(q[slice(*span_q)], k[slice(*span_k)], v[slice(*span_k)], scale, causal, window_size)
-        for span_q, span_k in zip(spans_q, spans_k, strict=True)
-    ]
-    return torch.cat(parts)
-
-
-def _one_sequence(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window_size: tuple[int, int]) -> Tensor:
-    seen = _seen(len(q), len(k), causal, window_size)
-    repeat = q.shape[1] // k.shape[1]
-    scores = torch.einsum("qnd,knd->nqk", q, k.repeat_interleave(repeat, 1)).to(torch.promote_types(q.dtype, torch.float32))
-    weights = (scores * scale).masked_fill(~seen, -1e30).softmax(-1).masked_fill(~seen, 0.0)
-    return torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v.repeat_interleave(repeat, 1))
 
 
 def _seen(queries: int, keys: int, causal: bool, window_size: tuple[int, int]) -> Tensor:
@@ -134,14 +86,28 @@ def _flash_attn_varlen_forward(
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output [P, N, D], log-sum-exp [N, P], and two that serve dropout; D is a multiple of 8."""
+    """Output [P, N, D], log-sum-exp [N, P], and two that serve dropout; D is a multiple of 8.
+
+    The kernel reads beyond its sequences where these checks would fail, and says nothing.
+    """
     assert (dropout_p, softcap, return_softmax, zero_tensors) == (0.0, 0.0, False, False)
     assert (alibi_slopes, block_table, leftpad_k, seqused_k) == (None,) * 4
     assert q.shape[-1] % 8 == 0
-    edges = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    for tokens, edges, longest in ((q, cu_seqlens_q, max_seqlen_q), (k, cu_seqlens_k, max_seqlen_k)):
+        assert tokens.ndim == 3
+        assert tokens.stride(-1) == 1
+        assert edges.dtype == torch.int32
+        assert edges[0] == 0
+        assert edges[-1] == len(tokens)
+        assert 0 < longest == edges.diff().max()
+        assert edges.diff().min() > 0
+    assert k.shape == v.shape
+    out, sums, repeat = torch.zeros_like(q), list[Tensor](), q.shape[1] // k.shape[1]
     window = window_size_left, window_size_right
-    out = flash_attn_varlen_func(q, k, v, *edges, softmax_scale=softmax_scale, causal=causal, window_size=window)
-    sums = [scores.logsumexp(-1) for _, _, scores in _scores(q, k, *edges[:2], softmax_scale, causal, window)]
+    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window):
+        sums.append(scores.logsumexp(-1))
+        weights = scores.masked_fill(scores == -torch.inf, -1e30).softmax(-1) * (scores > -torch.inf)
+        out[at] = torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v[of].repeat_interleave(repeat, 1))
     return out, torch.cat(sums, dim=1), torch.empty(0), torch.empty(2, dtype=torch.int64)
 
 
@@ -179,8 +145,6 @@ def _flash_attn_varlen_backward(
     assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (dout, q, k, v, out))
     assert all(x.is_contiguous() for x in (softmax_lse, dq, dk, dv))
     assert softmax_lse.shape == (q.shape[1], len(q))
-    assert max_seqlen_q == cu_seqlens_q.diff().max()
-    assert max_seqlen_k == cu_seqlens_k.diff().max()
     repeat, wide = q.shape[1] // k.shape[1], softmax_lse.dtype
     window = window_size_left, window_size_right
     sums = (dout.to(wide) * out).sum(-1).T

@@ -1,6 +1,6 @@
-"""Every attention backend against the published rule, written out pair by pair.
+"""Every attention backend against the published rule, written out pair by pair, in values and in every gradient.
 
-Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width.
+Shapes: B rows, N query heads, K key/value heads, S queries or chains, T keys, D head width.
 """
 
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.models.attention import flex, sdpa
-from longspec.models.attention.backends import FLASH, FLEX, SDPA, attend
+from longspec.models.attention import chains, flex, sdpa
+from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA, attend
 from longspec.models.attention.visibility import Visibility
 from tests.eager import EAGER
 from tests.reference import attention
@@ -22,10 +22,15 @@ DOCUMENTS = {
     "one": None,
     "packed": (((0, 23), (1, 1), (2, 41), (-1, 5)), ((0, 3), (1, 2), (2, 65))),
     "alike": (((4, 30), (5, 40)),) * 2,
+    "padding": (((-1, LENGTH),), ((0, LENGTH),)),
+    "nothing": (((-1, LENGTH),),) * 2,
 }
 LAGS: dict[str, tuple[int, int] | int | None] = {"none": None, "same": (2, 2), "differs": (1, 4), "long": (0, 33), "blocks": 4}
 BACKENDS = (EAGER, SDPA, FLASH, FLEX)
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 3e-2}
+PLAIN = "plain blocks"  # sdpa's parts as they are on a GPU
+TRAINS = (EAGER, SDPA, PLAIN, FLASH)
+DOUBLE = torch.float64
+TOLERANCE = {DOUBLE: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2}
 
 
 @dataclass(frozen=True)
@@ -33,39 +38,40 @@ class Case:
     """What one call is given."""
 
     documents: tuple[tuple[tuple[int, int], ...], ...] | None  # (id, length) of each row's runs
-    window: int | None
-    lag: tuple[int, int] | int | None  # of each row, or the size of blocks
+    window: int | None = None
+    lag: tuple[int, int] | int | None = None  # of each row, or the size of blocks
     queries: int = LENGTH
     keys: int = LENGTH
     heads: tuple[int, int, int] = (4, 2, 12)
-
-    def ids_BT(self) -> Tensor | None:
-        if self.documents is None:
-            return None
-        return torch.tensor([[number for number, length in row for _ in range(length)] for row in self.documents])
+    steps: int = 0  # of chains, with keys of their own
 
     def visibility(self) -> Visibility:
+        ids_BT = None
+        if self.documents is not None:
+            ids_BT = torch.tensor([[number for number, length in row for _ in range(length)] for row in self.documents])
         if isinstance(self.lag, int):
-            return Visibility(window=self.window, lag_blocks=self.lag, document_ids_BT=self.ids_BT())
+            return Visibility(window=self.window, lag_blocks=self.lag, document_ids_BT=ids_BT)
         lag_B = None if self.lag is None else torch.tensor(self.lag)
-        return Visibility(window=self.window, lag_B=lag_B, document_ids_BT=self.ids_BT())
+        return Visibility(window=self.window, lag_B=lag_B, document_ids_BT=ids_BT)
 
     def seen_ST(self, row: int) -> Tensor:
         return pair_by_pair(self, row)
 
-    def tensors(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-        """q, k, v and a gradient of the output."""
+    def tensors(self, dtype: torch.dtype = DOUBLE) -> list[Tensor]:
+        """q, k, v, a chain's own keys and values by step, and a gradient of the output."""
         draw = torch.Generator().manual_seed(1)
         heads, kv_heads, width = self.heads
-        shapes = [(heads, self.queries), (kv_heads, self.keys), (kv_heads, self.keys), (heads, self.queries)]
-        return [torch.randn(2, *shape, width, generator=draw, dtype=torch.float64).to(dtype) for shape in shapes]
+        own = [(kv_heads, self.queries)] * 2 * self.steps
+        shapes = [(heads, self.queries), *[(kv_heads, self.keys)] * 2, *own, (heads, self.queries)]
+        return [torch.randn(2, *shape, width, generator=draw, dtype=DOUBLE).to(dtype) for shape in shapes]
 
 
 @cache
 def pair_by_pair(case: Case, row: int) -> Tensor:
     """The published rule: whether query s sees key t, [S, T]."""
     runs = ((0, case.keys),) if case.documents is None else case.documents[row]
-    run_of = [(number, start) for number, start, length in with_starts(runs) for _ in range(length)]
+    starts = [sum(length for _, length in runs[:place]) for place in range(len(runs))]
+    run_of = [(number, start) for (number, length), start in zip(runs, starts, strict=True) for _ in range(length)]
     seen = torch.zeros(case.queries, case.keys, dtype=torch.bool)
     for query in range(case.queries):
         i = query + case.keys - case.queries
@@ -81,109 +87,147 @@ def pair_by_pair(case: Case, row: int) -> Tensor:
     return seen
 
 
-def with_starts(runs: tuple[tuple[int, int], ...]) -> list[tuple[int, int, int]]:
-    return [(number, sum(length for _, length in runs[:place]), length) for place, (number, length) in enumerate(runs)]
-
-
 @cache
 def expected(case: Case) -> list[Tensor]:
-    """Output [B, N, S, D] and gradients of q, k, v, in float64, row by row with dense masks."""
-    q, k, v, grad = case.tensors()
-    for x in (q, k, v):
-        x.requires_grad_()
-    rows = [attention(q[row], k[row], v[row], case.seen_ST(row)).unflatten(1, (q.shape[1], -1)) for row in range(2)]
+    """Output [B, N, S, D] and all gradients, in float64, row by row with dense masks: one softmax over text and own keys."""
+    *given, grad = case.tensors()
+    q, k, v, *own = (x.requires_grad_() for x in given)
+    rows = []
+    for row in range(2):
+        seen_ST = case.seen_ST(row)
+        seen = torch.cat([seen_ST, *[torch.diag(seen_ST.any(-1))] * case.steps], dim=1)
+        keys, values = (torch.cat([x[row] for x in some], dim=1) for some in ((k, *own[::2]), (v, *own[1::2])))
+        rows.append(attention(q[row], keys, values, seen).unflatten(1, (q.shape[1], -1)))
     out = torch.stack(rows).transpose(1, 2)
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad)]
+    return [out.detach(), *torch.autograd.grad(out, given, grad)]
 
 
-def check(backend: str, case: Case, dtype: torch.dtype = torch.float64) -> None:
+def attended(backend: str, case: Case, given: list[Tensor], visibility: Visibility | None = None) -> Tensor:
+    q, k, v, *own = given
+    pairs = list(zip(own[::2], own[1::2], strict=True))
+    chosen = SDPA if backend == PLAIN else backend
+    return attend(q, k, v, visibility or case.visibility(), case.heads[2] ** -0.5, chosen, own=pairs)
+
+
+def check(
+    backend: str, case: Case, dtype: torch.dtype = DOUBLE, visibility: Visibility | None = None, *, trains: bool | None = None
+) -> None:
     """Same output and gradients as the rule; exact zeros where a query sees nothing."""
-    q, k, v, grad = case.tensors(dtype)
-    trains = backend != FLEX  # no backward on a CPU
-    for x in (q, k, v):
+    *given, grad = case.tensors(dtype)
+    trains = backend != FLEX if trains is None else trains  # no backward on a CPU
+    for x in given:
         x.requires_grad_(trains)
-    out = attend(q, k, v, case.visibility(), case.heads[2] ** -0.5, backend)
-    assert out.dtype == dtype
-    wanted = expected(case)
-    got = [out, *torch.autograd.grad(out, (q, k, v), grad)] if trains else [out]
-    for left, right in zip(got, wanted, strict=False):
+    out = attended(backend, case, given, visibility)
+    got = [out, *torch.autograd.grad(out, given, grad)] if trains else [out]
+    assert all(x.dtype == dtype for x in got)
+    for left, right in zip(got, expected(case), strict=trains):
         torch.testing.assert_close(left.double(), right, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
     for row in range(2):
         blind_S = ~case.seen_ST(row).any(-1)
-        assert not out[row, :, blind_S].any()
-        assert not trains or not got[1][row, :, blind_S].any()
+        assert not any(x[row, :, blind_S].any() for x in got[:2])
 
 
 @pytest.fixture(autouse=True)
-def small_blocks_and_stand_ins(stand_ins: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks smaller than the rows, flash-attn's stand-in, and flex_attention without its minute of compiling."""
+def small_blocks_and_stand_ins(stand_ins: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Blocks smaller than the rows, flash-attn's stand-in, flex_attention uncompiled, and sdpa as on a GPU where asked for."""
     monkeypatch.setattr(sdpa, "QUERY_BLOCK", 16)
     monkeypatch.setattr(flex, "BLOCK", 16)
+    monkeypatch.setattr(chains, "BLOCK", {"cpu": 2 * 4 * 12 * 16})
+    if getattr(request.node, "callspec", None) and request.node.callspec.params.get("backend") == PLAIN:
+        monkeypatch.setattr(sdpa, "KERNEL_DEVICE", "none")
 
 
-@pytest.mark.parametrize(("kept", "window"), list(zip(product(DOCUMENTS, LAGS), cycle([None, 20]), strict=False)))
+PACKED = DOCUMENTS["packed"]
+TEXTS = [
+    *(
+        (Case(DOCUMENTS[documents], window, LAGS[lag]), DOUBLE)
+        for (documents, lag), window in zip(product(("one", "packed", "alike"), LAGS), cycle([None, 20]), strict=False)
+    ),
+    # Queries at the end of more keys.
+    (Case(None, queries=1), DOUBLE),
+    (Case(PACKED, 0, queries=30), DOUBLE),
+    (Case(PACKED, 9, (3, 2), queries=30), DOUBLE),
+    (Case(PACKED, None, 4, queries=1), DOUBLE),
+    # Groups of heads, and dtypes.
+    (Case(PACKED, 11, heads=(4, 4, 8)), torch.float32),
+    (Case(PACKED, None, (1, 4), heads=(5, 1, 16)), torch.bfloat16),
+    (Case(PACKED, None, 4, heads=(6, 2, 20)), torch.float32),
+    # Rows shorter than the lag.
+    *(
+        (Case((documents,) * 2, None, lag, queries=5, keys=5), DOUBLE)
+        for documents, lag in (
+            (((0, 5),), (5, 7)),
+            (((0, 3), (1, 2)), 4),
+            (((0, 1), (1, 1), (2, 1), (-1, 2)), (5, 7)),
+            (((-1, 5),), 4),
+        )
+    ),
+]
+OF_CHAINS = [
+    *((Case(each, *how), DOUBLE) for each, how in zip(DOCUMENTS.values(), cycle([(None,), (1,), (21,)]), strict=False)),
+    (Case(PACKED, 9, heads=(3, 3, 12)), torch.float32),
+    (Case(PACKED, 9, heads=(4, 1, 12)), torch.float32),
+    (Case(PACKED, 9), torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("case", "dtype"), TEXTS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_backends_follow_the_rule(backend: str, kept: tuple[str, str], window: int | None) -> None:
-    documents, lag = kept
-    check(backend, Case(DOCUMENTS[documents], window, LAGS[lag]))
+def test_texts_follow_the_rule(backend: str, case: Case, dtype: torch.dtype) -> None:
+    check(backend, case, dtype)
 
 
-@pytest.mark.parametrize(
-    ("documents", "window", "lag", "queries"),
-    [("one", None, None, 1), ("packed", 0, None, 30), ("packed", 9, (3, 2), 30), ("packed", None, 4, 1)],
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_queries_may_stand_at_the_end_of_more_keys(
-    backend: str, documents: str, window: int | None, lag: tuple[int, int] | int | None, queries: int
-) -> None:
-    check(backend, Case(DOCUMENTS[documents], window, lag, queries=queries))
+@pytest.mark.parametrize(("case", "dtype"), OF_CHAINS)
+@pytest.mark.parametrize(("backend", "steps"), [(EAGER, 2), (SDPA, 6), (PLAIN, 3), (FLASH, 3), (FLEX, 1)])
+def test_chains_are_one_softmax(backend: str, steps: int, case: Case, dtype: torch.dtype) -> None:
+    check(backend, Case(case.documents, case.window, heads=case.heads, steps=steps), dtype)
 
 
-@pytest.mark.parametrize(
-    ("heads", "dtype", "window", "lag"),
-    [
-        ((4, 4, 8), torch.float32, 11, None),
-        ((5, 1, 16), torch.bfloat16, None, (1, 4)),
-        ((6, 2, 20), torch.float32, None, 4),
-    ],
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_head_groups_and_dtypes(
-    backend: str, window: int | None, lag: tuple[int, int] | int | None, dtype: torch.dtype, heads: tuple[int, int, int]
-) -> None:
-    check(backend, Case(DOCUMENTS["packed"], window, lag, heads=heads), dtype)
+@pytest.mark.parametrize("documents", ["one", "packed"])
+def test_the_merge_has_the_gradients_of_one_softmax(monkeypatch: pytest.MonkeyPatch, documents: str) -> None:
+    """As behind flex_attention on a GPU, whose output and log-sum-exp both have gradients: here plain autograd's."""
+
+    def part(q: Tensor, k: Tensor, v: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
+        first, last = visibility.bounds_BS(LENGTH, LENGTH, q.device)
+        j = torch.arange(LENGTH)
+        hidden = ((j < first[..., None]) | (j > last[..., None]))[:, None]
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+        scores = (q @ k.transpose(2, 3) * scale).masked_fill(hidden, -1e30)
+        is_blind = hidden.all(-1, keepdim=True)
+        seen = scores.softmax(-1).masked_fill(is_blind, 0.0) @ v
+        return seen, scores.logsumexp(-1).masked_fill(is_blind[..., 0], -torch.inf)
+
+    monkeypatch.setattr(flex, "attend_text", part)
+    for window, steps in ((None, 1), (6, 3)):
+        check(FLEX, Case(DOCUMENTS[documents], window, steps=steps), trains=True)
 
 
-@pytest.mark.parametrize(
-    ("documents", "lag"),
-    [(((0, 5),), (5, 7)), (((0, 3), (1, 2)), 4), (((0, 1), (1, 1), (2, 1), (-1, 2)), (5, 7)), (((-1, 5),), 4)],
-)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_rows_shorter_than_the_lag_see_nothing(
-    backend: str, lag: tuple[int, int] | int, documents: tuple[tuple[int, int], ...]
-) -> None:
-    case = Case((documents,) * 2, None, lag, queries=5, keys=5)
-    check(backend, case)
-    if isinstance(lag, tuple):
-        assert not case.seen_ST(0).any()
+@pytest.mark.parametrize("backend", [AUTO, *TRAINS])
+def test_gradients_that_are_one_number_and_tensors_that_lie_anyhow(backend: str) -> None:
+    case = Case(PACKED, 9, steps=2)
+    everything = case.tensors()[:-1]
+    given = [x.transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in everything]
+    out, wanted = attended(backend, case, given), attended(EAGER, case, [x.requires_grad_() for x in everything])
+    torch.testing.assert_close(out, wanted, rtol=1e-11, atol=1e-11)
+    for left, right in zip(torch.autograd.grad(out.sum(), given), torch.autograd.grad(wanted.sum(), everything), strict=True):
+        torch.testing.assert_close(left, right, rtol=1e-11, atol=1e-11)
 
 
-def test_one_visibility_serves_calls_of_many_shapes() -> None:
-    """What is made once belongs to its shape and window."""
-    case = Case(DOCUMENTS["packed"], None, (1, 4))
-    shared = case.visibility()
-    for backend in BACKENDS:
-        for queries, window in ((LENGTH, None), (LENGTH, 9), (7, None), (7, 9), (LENGTH, None)):
-            this = Case(DOCUMENTS["packed"], window, (1, 4), queries=queries)
-            q, k, v, _ = this.tensors()
-            out = attend(q, k, v, shared.windowed(window), 12**-0.5, backend)
-            torch.testing.assert_close(out, expected(this)[0], rtol=1e-12, atol=1e-12)
+@pytest.mark.parametrize("backend", [*BACKENDS, PLAIN])
+def test_one_visibility_serves_calls_of_many_shapes(backend: str) -> None:
+    """What is made once belongs to its shape and window, and serves forwards and backwards of several dtypes and steps."""
+    lags = {"lag": (1, 4)} if backend != PLAIN else {}
+    shared, chain = Case(PACKED, **lags).visibility(), Case(PACKED, 9).visibility()
+    for queries, window in ((LENGTH, None), (LENGTH, 9), (7, None), (7, 9), (LENGTH, None)):
+        check(backend, Case(PACKED, window, queries=queries, **lags), visibility=shared.windowed(window))
+    for steps, dtype in ((1, DOUBLE), (2, torch.float32), (2, DOUBLE)):
+        check(backend, Case(PACKED, 9, steps=steps), dtype, chain)
     assert shared.windowed(9) is shared.windowed(9)
     assert shared.windowed(None) is shared
 
 
 def test_the_first_tokens_of_a_row_are_a_row() -> None:
-    whole = Case(DOCUMENTS["packed"], 9, (1, 4))
+    whole = Case(PACKED, 9, (1, 4))
     q, k, v, _ = whole.tensors()
     for keys in (5, 24, 66):
         part = (x[:, :, :keys] for x in (q, k, v))

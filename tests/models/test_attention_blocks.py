@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from longspec.models.attention import flex, sdpa
+from longspec.models.attention import backends, flex, sdpa
 from longspec.models.attention.backends import FLEX, SDPA
-from longspec.models.attention.blocks import BlockVisibility, attend_blocks, chunks_of
+from longspec.models.attention.blocks import BlockVisibility, chunks_of
 
 S, W, N, K, D = 50, 5, 4, 2, 16
 ANCHORS = torch.tensor([[0, 3, 17, 18, 30, 44, 49], [9, 12, 13, 14, 20, 33, 0]])  # the last block of row 1 fills it up
@@ -54,8 +54,8 @@ def dense(given: list[Tensor], window: int | None) -> Tensor:
 
 
 def attend(given: list[Tensor], window: int | None, backend: str) -> Tensor:
-    visibility = BlockVisibility(ANCHORS, STARTS, W, window)
-    return attend_blocks(given[0], (given[1], given[2]), (given[3], given[4]), visibility, 0.3, backend)
+    visibility = BlockVisibility(ANCHORS, STARTS, W, window=window)
+    return backends.attend(*given[:3], visibility, 0.3, backend, own=[(given[3], given[4])])
 
 
 @pytest.mark.parametrize("window", [None, 6, 20])
@@ -80,8 +80,8 @@ def test_flex_attention_is_the_same_softmax(window: int | None) -> None:
 @pytest.mark.parametrize("window", [None, 20])
 def test_flex_visits_the_blocks_it_must_and_no_other(window: int | None) -> None:
     """But for the bounds of a block of queries, taken together, whose keys lie between theirs."""
-    visibility, block = BlockVisibility(ANCHORS, STARTS, W, window), flex.BLOCK
-    mask = flex.draft_block_mask(*visibility.text_bounds_BQ(), W, window is not None, S)
+    visibility, block = BlockVisibility(ANCHORS, STARTS, W, window=window), flex.BLOCK
+    mask = flex.block_mask(*visibility.text_bounds_BQ(), S + ANCHORS.shape[1] * W, W, window is not None)
     visited = mask.to_dense()[:, 0].bool()
     seen_BQT = seen(window)
     for row in range(2):
@@ -93,6 +93,9 @@ def test_flex_visits_the_blocks_it_must_and_no_other(window: int | None) -> None
 
 def test_no_chunk_is_larger_than_its_blocks_and_their_text() -> None:
     """A chunk's keys of the text end before its last anchor, and begin where its first document or window does."""
-    chunks = chunks_of(BlockVisibility(ANCHORS, STARTS, W, 6))
-    assert [(chunk.row, chunk.first, chunk.last) for chunk in chunks[:4]] == [(0, 0, 2), (0, 2, 4), (0, 4, 6), (0, 6, 7)]
-    assert [(chunk.low, chunk.high) for chunk in chunks[:4]] == [(0, 3), (11, 18), (30, 44), (43, 49)]
+    queries = torch.empty(2, N, ANCHORS.shape[1] * W, D)
+    chunks = chunks_of(queries, torch.empty(2, K, S + queries.shape[2], D), BlockVisibility(ANCHORS, STARTS, W, window=6))[:4]
+    assert [(chunk.row, chunk.queries) for chunk in chunks] == [(0, slice(W * at, W * min(at + 2, 7))) for at in (0, 2, 4, 6)]
+    spans = [range(0, 3), range(11, 18), range(30, 44), range(43, 49)]
+    own = [range(S + chunk.queries.start, S + chunk.queries.stop) for chunk in chunks]
+    assert [chunk.keys.tolist() for chunk in chunks] == [[*text, *after] for text, after in zip(spans, own, strict=True)]

@@ -20,7 +20,6 @@ from longspec.models.attention.backends import (
 )
 from longspec.models.attention.visibility import TreeVisibility, Visibility
 from tests.models import flash_stand_in
-from tests.models.flash_stand_in import flash_attn_varlen_func
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -123,9 +122,6 @@ def test_a_backend_that_cannot_train_here_is_refused(
 
 @pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])
 def test_the_stand_in_aligns_as_flash_attn_documents(queries: int, keys: int, shown: str) -> None:
-    """The two pictures of its documentation: values of 1 at one key show which queries see it."""
-    q, k, v = torch.zeros(queries, 1, 8), torch.zeros(keys, 1, 8), torch.eye(keys, 8)[:, None]
-    edges = [torch.tensor([0, length], dtype=torch.int32) for length in (queries, keys)]
-    out = flash_attn_varlen_func(q, k, v, *edges, queries, keys, causal=True)
-    rows = ["".join("1" if weight > 0 else "0" for weight in row[0, :keys]) for row in out]
-    assert rows == shown.split()
+    """The two pictures of its documentation."""
+    seen = flash_stand_in._seen(queries, keys, True, (-1, -1))
+    assert ["".join("01"[sees] for sees in row) for row in seen.int().tolist()] == shown.split()

@@ -71,23 +71,32 @@ def test_sdpa_without_gradients_drops_each_mask() -> None:
     assert largest.elements <= sdpa.QUERY_BLOCK * keys
 
 
-@pytest.mark.parametrize("name", sorted(VISIBILITIES))
-def test_flex_block_mask_holds_nothing_of_the_square(name: str) -> None:
-    with Largest() as largest:
-        flex.block_mask(VISIBILITIES[name], 1, ROW, ROW, torch.device("cpu"))
-    assert largest.elements <= 4 * ROW
-
-
-def test_flash_plan_holds_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    package = SimpleNamespace(flash_attn_varlen_func=lambda q, *_, **__: seen.append(q.shape) or q)
-    monkeypatch.setattr(flash, "package", lambda: package)
-    q, k, v = (torch.randn(1, heads, ROW, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
-    for visibility in VISIBILITIES.values():
+@pytest.mark.parametrize(("device", "window"), [("cpu", None), ("none", 300)])
+def test_chains_hold_nothing_of_the_square(monkeypatch: pytest.MonkeyPatch, device: str, window: int | None) -> None:
+    """device none: as where no kernel gives a log-sum-exp, so that all scores of a block of queries are made."""
+    monkeypatch.setattr(sdpa, "KERNEL_DEVICE", device)
+    length = 1500
+    for documents in (None, lengths([1200, 300])):
+        q, *pairs = (torch.randn(1, number, length, WIDTH, requires_grad=True) for number in (HEADS, 1, 1, 1, 1))
         with Largest() as largest:
-            attend(q, k, v, visibility, 1.0, FLASH)
+            visibility = Visibility(window=window, document_ids_BT=documents)
+            attend(q, pairs[0], pairs[1], visibility, 1.0, SDPA, own=[(pairs[2], pairs[3])]).sum().backward()
+        block = 256 * (256 + 300) * (HEADS if device == "none" else 1)
+        assert largest.elements <= max(block, q.numel()) < length * length
+
+
+@pytest.mark.parametrize("name", sorted(VISIBILITIES))
+def test_masks_of_flex_and_plans_of_flash_hold_nothing_of_the_square(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (torch.randn(1, heads, ROW, WIDTH) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    with Largest() as largest:
+        flex.text_mask(VISIBILITIES[name], q, k)
+    assert largest.elements <= 4 * ROW
+    package = SimpleNamespace(_flash_attn_varlen_forward=lambda q, *_, **__: (q, q[..., 0].T.float()))
+    monkeypatch.setattr(flash, "package", lambda: package)
+    if VISIBILITIES[name].lag_blocks is None:
+        with Largest() as largest:
+            attend(q, k, v, VISIBILITIES[name], 1.0, FLASH)
         assert largest.elements <= q.numel()
-    assert len(seen) == 3 + 2 * 4  # one call each, and one for each place in a block of 4
 
 
 @pytest.mark.parametrize(("kept", "cut"), list(zip(product(DOCUMENTS, LAGS), cycle([(None, LENGTH), (20, 30)]), strict=False)))
@@ -97,7 +106,7 @@ def test_flex_visits_the_blocks_it_must_and_no_other(
     monkeypatch.setattr(flex, "BLOCK", 16)
     (documents, lag), (window, queries) = kept, cut
     case = Case(DOCUMENTS[documents], window, LAGS[lag], queries=queries)
-    mask = flex.block_mask(case.visibility(), 2, queries, LENGTH, torch.device("cpu"))
+    mask = flex.text_mask(case.visibility(), torch.empty(2, 1, queries, 8), torch.empty(2, 1, LENGTH, 8))
     for row in range(2):
         seen_ST = case.seen_ST(row)
         tiles = [part.split(16, dim=1) for part in seen_ST.split(16, dim=0)]

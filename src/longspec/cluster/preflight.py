@@ -32,7 +32,7 @@ from longspec.train.estimate.plan import disk_bytes, read_target
 from longspec.train.trackers import is_installed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
-VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn", "liger-kernel")
+VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn")
 NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce

@@ -100,19 +100,14 @@ def _ways(drafter: Drafter, temperature: float) -> list[Way]:
 def _measure(
     target: Any, drafter: Drafter, start: Prefilled, ways: list[Way], known: dict[Hashable, tuple[Shape, float]]
 ) -> None:
-    """Learn what is not known of these ways; another temperature may have other shapes."""
+    """Learn what is not known of these ways; another temperature may have other shapes. Budgets are priced by the others."""
     missing = [way for way in ways if way.key not in known]
-    lengths = [way.shape for way in missing if way.drafter is drafter and isinstance(way.shape, int)]
-    if lengths or ways[0] in missing:
-        costs = measure_costs(target, drafter, start, max(lengths, default=0))
-        known[ways[0].key] = (1, costs.plain)
-        known |= {(type(drafter), length): (length, seconds) for length, seconds in enumerate(costs.rounds, 1)}
-    for way in missing:
-        shape = way.shape
-        if isinstance(shape, Budget):
-            shape = _priced(target, way, start, max(each.tokens / known[each.key][1] for each in ways if each.key in known))
-        if way.key not in known:
-            known[way.key] = (shape, fmean(_round_seconds(target, way.drafter, start, shape) for _ in range(REPEATS)))
+    fixed = [way for way in missing if not isinstance(way.shape, Budget)]
+    for way, seconds in zip(fixed, _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed]), strict=True):
+        known[way.key] = (way.shape, seconds)
+    for way in (way for way in missing if way not in fixed):
+        shape = _priced(target, way, start, max(each.tokens / known[each.key][1] for each in ways if each.key in known))
+        known[way.key] = (shape, *_mean_seconds(target, start, [(way.drafter, shape)]))
 
 
 def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
@@ -122,37 +117,26 @@ def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
     """
     assert isinstance(way.shape, Budget)
     wide = min(way.shape.nodes, way.drafter.proposed or target.config.vocab_size)
-    one, two, level = (
-        fmean(_round_seconds(target, way.drafter, start, shape) for _ in range(REPEATS)) for shape in (1, 2, (wide,))
-    )
+    one, two, level = _mean_seconds(target, start, [(way.drafter, shape) for shape in (1, 2, (wide,))])
     node = max(0.0, level - one) / max(1, wide - 1)
     step = max(0.0, two - one - node)
     return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))
 
 
-@torch.inference_mode()
 def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int) -> ChainCosts:
-    """Time one token by plain decoding and rounds with chains of 1 .. longest tokens, all rows of `start` at once.
+    """Time rounds without a draft, and rounds with chains of 1 .. longest tokens, all rows of `start` at once."""
+    chains: list[tuple[Drafter, Shape]] = [(drafter, length) for length in range(1, longest + 1)]
+    plain, *rounds = _mean_seconds(target, start, [(NoDraft(), 1), *chains])
+    return ChainCosts(plain, tuple(rounds))
+
+
+def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]]) -> list[float]:
+    """Time a round of each way, all of them after each other and again: what else runs on the machine slows all alike.
 
     Greedy rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
     """
-    plain, rounds = [], []
-    for _ in range(REPEATS):
-        plain.append(_plain_seconds(target, start))
-        rounds.append([_round_seconds(target, drafter, start, length) for length in range(1, longest + 1)])
-    return ChainCosts(fmean(plain), tuple(map(fmean, zip(*rounds, strict=True))))
-
-
-def _plain_seconds(target: Any, start: Prefilled) -> float:
-    """Return the time of a forward of one token a row, its choice on the host included."""
-    with start.lent(ROUNDS + 1) as lent:
-        ids_B, marks = lent.logits_BV.argmax(-1), []
-        for _ in range(ROUNDS + 2):
-            ids_B.tolist()
-            marks.append(time.perf_counter())
-            output = target(ids_B[:, None], past_key_values=lent.cache, use_cache=True, logits_to_keep=1)
-            ids_B = output.logits[:, -1].argmax(-1)
-        return _between(marks)
+    repeats = [[_round_seconds(target, drafter, start, shape) for drafter, shape in ways] for _ in range(REPEATS)]
+    return [fmean(each) for each in zip(*repeats, strict=True)]
 
 
 @torch.inference_mode()

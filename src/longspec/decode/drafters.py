@@ -3,10 +3,7 @@
 Shapes: B rows, E tokens of a path, T cached tokens, K key/value heads, D head width (of keys).
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from threading import Lock
 from typing import Any
 
 from torch import Tensor
@@ -35,7 +32,7 @@ class DraftInput:
 
 
 class Drafter:
-    """Proposes trees of tokens that may follow.
+    """Proposes trees of tokens that may follow. It keeps the state of its texts, and serves one decoding at a time.
 
     reads: names of the tensors of the target that it wants: keys and values come with every draft input; hidden states, which
     the target makes once, come with the tokens that they belong to, at the start and after each verification. proposed: how
@@ -66,26 +63,6 @@ class Drafter:
 
     def select(self, rows_B: Tensor) -> None:
         """Go on with these rows alone."""
-
-
-@contextmanager
-def alone_with(drafter: Drafter) -> Iterator[None]:
-    """Within the block the drafter, which keeps the state of its texts, serves one decoding.
-
-    Raises RuntimeError while it serves another.
-    """
-    while hasattr(drafter, "drafter"):  # one around another, which has the state
-        drafter = drafter.drafter
-    serving: Lock = vars(drafter).setdefault("_serving", Lock())
-    if not serving.acquire(blocking=False):
-        raise RuntimeError(
-            "draft: this drafter serves a decoding that has not ended, in another thread or around this one; give each its "
-            "own, as by load_drafter"
-        )
-    try:
-        yield
-    finally:
-        serving.release()
 
 
 def check_beside(own: Any, target: Any, weight: Tensor, part: str = "layer") -> None:

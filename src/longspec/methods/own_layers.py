@@ -17,9 +17,9 @@ from longspec.methods.contract import DraftTrainer, Method, check_inputs, check_
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
 from longspec.methods.vocabulary_tensors import check_vocabulary, check_with_vocabulary, draft_settings, with_vocabulary
-from longspec.models.chain_losses import DenseTeacher, Teacher
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
+from longspec.models.teachers import DenseTeacher, Teacher
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import BEST_TOKEN, COS, FINAL, HIDDEN, SIN, StateTensor, sparse_teacher
 

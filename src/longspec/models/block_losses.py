@@ -4,23 +4,21 @@ D-PACE (arXiv 2605.18810) weighs slot k by the gradient of the expected number o
 log-probability: with q_k the draft's probability of the text's token, s_k = (1 - alpha) q_k + alpha and P_k = s_1 ... s_k, it
 is the sum of P_j over j >= k, a constant to the gradient. Slots without a label have s = 1 and add no P.
 
-Gradients are taken in the forward, where a chunk's logits exist: no [tokens, vocabulary] tensor is kept.
-
 Shapes: A blocks, K slots of a block that predict, R slots of all blocks that have a label, block after block; C slots and c
 blocks of a chunk; N tokens whose next one is trained, H hidden width, T target's vocabulary, V draft vocabulary.
 """
 
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.config.schema import HARD
 from longspec.models import losses
-from longspec.models.chain_losses import Teacher
+from longspec.models.losses import AGREES, HITS, INSIDE, LOSS, OWN, chunked, taken_
+from longspec.models.teachers import Teacher
 
 
 @dataclass(frozen=True)
@@ -96,91 +94,31 @@ def _weights(logits_CV: Tensor, labels: SlotLabels, weighting: Weighting) -> Ten
     return scale_C * kept_cK.flip(-1).cumsum(-1).flip(-1)[labels.blocks_R, labels.slots_R]
 
 
-def _hard_loss_and_gradient_(logits_CV: Tensor, numbers_C: Tensor) -> Tensor:
-    """-log q(label) [C]; the logits become its gradient with respect to them. Of slots without a label it is anything."""
-    rows_C, numbers_C = torch.arange(len(numbers_C), device=numbers_C.device), numbers_C.clamp_min(0)
-    normalizer_C1 = logits_CV.logsumexp(-1, keepdim=True)
-    loss_C = normalizer_C1[:, 0] - logits_CV[rows_C, numbers_C]
-    logits_CV.sub_(normalizer_C1).exp_()
-    logits_CV[rows_C, numbers_C] -= 1.0
-    return loss_C
-
-
-class _ChunkedBlocks(torch.autograd.Function):
-    """Take the gradients chunk by chunk in the forward; the backward scales them."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        hidden_RH: Tensor,
-        weight_VH: Tensor,
-        teacher: Teacher | None,
-        labels: SlotLabels,
-        kind: str,
-        weighting: Weighting,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the weighted sum of all losses; the sums of each slot, [5, K]; leading hits."""
-        wide = torch.promote_types(weight_VH.dtype, torch.float32)
-        total, sums_5K = hidden_RH.new_zeros((), dtype=wide), hidden_RH.new_zeros(5, labels.slots, dtype=wide)
-        leading_hits = hidden_RH.new_zeros((), dtype=wide)
-        of_hidden_RH = torch.zeros_like(hidden_RH) if hidden_RH.requires_grad else None
-        of_weight_VH = torch.zeros_like(weight_VH, dtype=wide) if weight_VH.requires_grad else None
-        chunk = losses.chunk_tokens(len(weight_VH) + (0 if teacher is None else teacher.target_vocabulary), hidden_RH.device)
-        for part, own in labels.chunks(chunk):
-            logits_CV = F.linear(hidden_RH[part], weight_VH).to(wide)
-            best_C = logits_CV.argmax(-1)
-            leading_hits += own.in_blocks((best_C == own.numbers_R).to(wide), 0.0).cumprod(-1).sum()
-            scaled_C = _weights(logits_CV, own, weighting)
-            told = None if teacher is None else teacher.of(own.tokens_R)
-            if kind != HARD:
-                assert told is not None, "soft labels need the target's distribution"
-                inside_C, loss_C = told.best_N >= 0, told.loss_and_gradient_(logits_CV, kind)
-            else:
-                inside_C, loss_C = own.numbers_R >= 0, _hard_loss_and_gradient_(logits_CV, own.numbers_R)
-            # A product and no choice: what is not a number stays it, and names its rows.
-            inside_C = inside_C.to(wide)
-            scaled_C = scaled_C * inside_C
-            total += (scaled_C * loss_C).sum()
-            ones_C, zeros_C = torch.ones_like(loss_C), torch.zeros_like(loss_C)
-            agrees_C = zeros_C if told is None else (best_C == told.best_N).to(wide)
-            target_C = zeros_C if told is None else told.own_loss_N.to(wide)
-            sums_5K.index_add_(1, own.slots_R, torch.stack([loss_C * inside_C, inside_C, ones_C, agrees_C, target_C]))
-            gradient_CV = logits_CV.mul_(scaled_C[:, None]).to(weight_VH.dtype)
-            if of_hidden_RH is not None:
-                of_hidden_RH[part] = gradient_CV @ weight_VH
-            if of_weight_VH is not None:
-                of_weight_VH += gradient_CV.T @ hidden_RH[part]
-            del told, logits_CV, gradient_CV  # before the next chunk's are made
-        ctx.dtype = weight_VH.dtype
-        ctx.save_for_backward(of_hidden_RH, of_weight_VH)
-        ctx.mark_non_differentiable(sums_5K, leading_hits)
-        return total, sums_5K, leading_hits
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return both gradients, times the loss's own."""
-        of_hidden_RH, of_weight_VH = ctx.saved_tensors
-        # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
-        of_hidden_RH = None if of_hidden_RH is None else of_hidden_RH * grads[0]
-        if of_weight_VH is not None:
-            of_weight_VH = torch.mul(of_weight_VH, grads[0], out=torch.empty_like(of_weight_VH, dtype=ctx.dtype))
-        return of_hidden_RH, of_weight_VH, None, None, None, None
-
-
 def block_cross_entropy(
     weight_VH: Tensor, hidden_RH: Tensor, teacher: Teacher | None, labels: SlotLabels, weighting: Weighting, kind: str
 ) -> BlockSums:
     """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
 
-    kind: hard; soft, or tv or lk in its place (acceptance_losses.py).
-
-    teacher: the target's hidden states and head, or its likeliest tokens (losses.py), of N tokens; None only for hard labels.
-    Slots whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH
-    gets a gradient where it requires one.
+    kind: hard; soft, or tv or lk in its place (acceptance_losses.py). teacher: of N tokens; None only for hard labels. Slots
+    whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH gets a
+    gradient where it requires one.
     """
-    draft, sums_5K, leading_hits = _ChunkedBlocks.apply(hidden_RH, weight_VH, teacher, labels, kind, weighting)
-    losses_K, inside_K, reached_K, agreements_K, target_K = sums_5K
-    return BlockSums(draft, losses_K, inside_K, reached_K, agreements_K, target_K, leading_hits)
+    wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
+    sums_5K = torch.zeros(5, labels.slots, dtype=wide, device=device)
+    leading_hits = torch.zeros_like(sums_5K[0, 0])
+    chunk = losses.chunk_tokens(len(weight_VH) + (0 if teacher is None else teacher.target_vocabulary), device)
+
+    def take_(own: SlotLabels, logits_CV: Tensor) -> Tensor:
+        scale_C = _weights(logits_CV, own, weighting)
+        told = None if teacher is None else teacher.of(own.tokens_R)
+        loss, of_rows_5C = taken_(logits_CV, told, own.numbers_R, kind, scale_C)
+        sums_5K.index_add_(1, own.slots_R, of_rows_5C)
+        leading_hits.add_(own.in_blocks(of_rows_5C[HITS], 0.0).cumprod(-1).sum())
+        return loss
+
+    draft = chunked(weight_VH, [hidden_RH], (([part], partial(take_, own)) for part, own in labels.chunks(chunk)))
+    reached_K = labels.in_blocks(torch.ones_like(labels.slots_R, dtype=wide), 0.0).sum(0)
+    return BlockSums(draft, sums_5K[LOSS], sums_5K[INSIDE], reached_K, sums_5K[AGREES], sums_5K[OWN], leading_hits)
 
 
 def block_bytes(

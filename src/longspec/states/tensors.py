@@ -28,8 +28,8 @@ from typing import Any
 
 from torch import Tensor
 
-from longspec.models.losses import SparseTeacher, draft_numbers
 from longspec.models.target import head_width
+from longspec.models.teachers import SparseTeacher, draft_numbers
 
 EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
@@ -78,7 +78,12 @@ def layer_of(name: str) -> int:
 
 
 def sparse_teacher(
-    found: dict[str, Tensor], labelled: Callable[[Tensor], Tensor], ids_V: Tensor | None, *, with_loss: bool
+    found: dict[str, Tensor],
+    labelled: Callable[[Tensor], Tensor],
+    ids_V: Tensor | None,
+    *,
+    with_loss: bool,
+    temperature: float = 1.0,
 ) -> SparseTeacher | None:
     """The teacher of stored likeliest tokens; None where the final hidden states were handed out.
 
@@ -98,4 +103,5 @@ def sparse_teacher(
         labelled(found[TOP_LOG_PROBS]),
         draft_numbers(labelled(found[BEST_TOKEN]), ids_V),
         labelled(found[NEXT_LOG_PROB]) if with_loss else None,
+        temperature,
     )

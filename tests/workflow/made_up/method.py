@@ -14,6 +14,7 @@ from longspec.methods import settings_of
 from longspec.methods.contract import DraftMemory, DraftOutput, DraftTrainer, Method
 from longspec.methods.draft_files import stored_settings
 from longspec.models.losses import NO_LABEL, linear_cross_entropy, loss_bytes
+from longspec.models.teachers import DenseTeacher
 from longspec.states.tensors import FINAL, StateTensor, final_hidden_states
 
 
@@ -59,7 +60,8 @@ class MadeUpTrainer(DraftTrainer):
         labels_N = labels_BS[trained_BS]
         hidden_NH, teacher_NH = self.draft_model(final_BSH[:, :-2][trained_BS]), final_BSH[:, 1:-1][trained_BS]
         with self.states.gather([self.states.head_weight]):
-            sums = linear_cross_entropy(hidden_NH, teacher_NH, self.states.head_weight, labels_N, self.labels)
+            teacher = DenseTeacher(teacher_NH, self.states.head_weight, labels_N, None, with_loss=True)
+            sums = linear_cross_entropy(hidden_NH, teacher, self.states.head_weight, labels_N, self.labels)
         assert sums.target is not None
         assert sums.agreements is not None
         count = max(1, len(labels_N))

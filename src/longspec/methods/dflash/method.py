@@ -19,10 +19,10 @@ from longspec.methods.dflash.settings import NAME, Settings, anchors_of
 from longspec.methods.dflash.trainer import DFlashTrainer
 from longspec.methods.layer_config import layer_config
 from longspec.methods.own_layers import OwnLayersMethod
-from longspec.models.attention.chains import score_bytes
+from longspec.models.attention.backends import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.block_losses import block_bytes
-from longspec.models.losses import TOP_BYTES
+from longspec.models.teachers import TOP_BYTES
 
 
 def slots_of(settings: Settings, tokens: int) -> int:

@@ -17,11 +17,11 @@ from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.methods.layer_config import layer_config
 from longspec.methods.own_layers import OwnLayersMethod
-from longspec.models.attention.chains import score_bytes
+from longspec.models.attention.backends import score_bytes
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.chain_losses import chain_bytes
-from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:

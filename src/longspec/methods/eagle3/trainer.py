@@ -15,7 +15,8 @@ from longspec.methods.contract import DraftOutput
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.own_layers import OwnLayersTrainer
-from longspec.models.attention.chains import KeysValues, attend_chains
+from longspec.models.attention import backends
+from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import PADDING, Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, chain_cross_entropy
 from longspec.models.losses import NO_LABEL
@@ -144,7 +145,7 @@ class Eagle3Trainer(OwnLayersTrainer):
             window = None if self.settings.sliding_window is None else self.settings.sliding_window - 1 - step
             documents = None if document_ids_BS is None else document_ids_BS[:, :chains]
             visibility = Visibility(window=window, document_ids_BT=documents)
-            return attend_chains(q_BNCD, text, own, visibility, q_BNCD.shape[-1] ** -0.5, self.states.attention)
+            return backends.attend(q_BNCD, *text, visibility, q_BNCD.shape[-1] ** -0.5, self.states.attention, own=own)
 
         turns = self.rope_of_text(found, found[EMBEDDED], position_ids_BS)
         feature_BCH = layer.feature([tap_BSH[:, : length - 2] for tap_BSH in self.taps(found)])

@@ -20,8 +20,9 @@ from longspec.methods.glide.layer import GlideLayer, check_draft_state, publishe
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.methods.glide.trainer import PUBLISHED, Glide, class_for, reads
 from longspec.models.attention.visibility import block_pairs, causal_pairs
-from longspec.models.losses import TOP_BYTES, loss_bytes
+from longspec.models.losses import loss_bytes
 from longspec.models.target import head_width
+from longspec.models.teachers import TOP_BYTES
 
 # The published code keeps this many positions free at the end of the target's range.
 RESERVED_POSITIONS = 1000

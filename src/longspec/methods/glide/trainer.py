@@ -25,9 +25,10 @@ from longspec.methods.glide.layer import GlideLayer, check_draft_state, fresh_la
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
-from longspec.models.losses import NO_LABEL, SparseTeacher, linear_cross_entropy
+from longspec.models.losses import NO_LABEL, linear_cross_entropy
 from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
+from longspec.models.teachers import DenseTeacher, Teacher
 from longspec.models.weight_files import fill, read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher
@@ -198,18 +199,13 @@ class Glide(DraftTrainer):
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS[:, :-1][trained_BS]
 
-        teacher: Tensor | SparseTeacher | None = sparse_teacher(found, labelled, None, with_loss=with_llm_loss)
-        if teacher is None and FINAL in found:
-            teacher = labelled(found[FINAL])
-        with self.states.gather([self.states.head_weight]):
-            sums = linear_cross_entropy(
-                labelled(hidden_BSH),
-                teacher,
-                self.states.head_weight,
-                labels_N,
-                self.draft_settings.loss,
-                self.draft_settings.temperature,
-            )
+        learnt: dict[str, Any] = {"with_loss": with_llm_loss, "temperature": self.draft_settings.temperature}
+        head_weight = self.states.head_weight
+        with self.states.gather([head_weight]):
+            teacher: Teacher | None = sparse_teacher(found, labelled, None, **learnt)
+            if teacher is None and FINAL in found:
+                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, labels_N, None, **learnt)
+            sums = linear_cross_entropy(labelled(hidden_BSH), teacher, head_weight, labels_N, self.draft_settings.loss)
         return DraftOutput(
             loss=sums.draft / (count if num_labels is None else num_labels),
             llm_loss=sums.target / count if sums.target is not None and with_llm_loss else None,

@@ -1,4 +1,4 @@
-"""The one door to attention: the choice of a backend, attention of texts and of draft trees, and transformers' hook.
+"""The one door to attention: the choice of a backend, attention of texts, blocks and draft trees, and transformers' hook.
 
 All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes it
 without a mask of queries by keys, and the few keys of the tree have a small mask. Each part weighs by the sum of its
@@ -9,7 +9,7 @@ the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S q
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -19,55 +19,52 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import flash, flex, sdpa
+from longspec.models.attention import blocks, chains, flash, flex, sdpa
+from longspec.models.attention.blocks import BlockVisibility
+from longspec.models.attention.chains import KeysValues, dense
 from longspec.models.attention.sdpa import Part
 from longspec.models.attention.visibility import TreeVisibility, Visibility, additive
 
 _log = logging.getLogger(__name__)
 
 AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
-BACKENDS: dict[str, Callable[[Tensor, Tensor, Tensor, Visibility, float], Tensor]] = {
-    FLASH: flash.attend,
-    FLEX: flex.attend,
-    SDPA: sdpa.attend,
-}
+# Of a text, and of chains with keys of their own beside it; of drafted blocks, for which flash-attn has no kernel.
+BACKENDS: dict[str, Callable[..., Tensor]] = {FLASH: chains.by_flash, FLEX: chains.by_flex, SDPA: chains.by_sdpa}
+BLOCKS: dict[str, Callable[..., Tensor]] = {FLASH: blocks.by_flex, FLEX: blocks.by_flex, SDPA: blocks.by_sdpa}
 # Output and log-sum-exp of a text, or of its last tokens, over itself.
 PARTS = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
 
 def attend(
-    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility | TreeVisibility, scale: float, backend: str = AUTO
-) -> Tensor:
-    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key."""
-    if isinstance(visibility, TreeVisibility):
-        if backend == AUTO:
-            backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-        return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
-    if backend == AUTO:
-        training = flex.needs_gradient(q_BNSD, k_BKTD, v_BKTD)
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
-    return BACKENDS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale)
-
-
-def attend_with_sinks(
     q_BNSD: Tensor,
     k_BKTD: Tensor,
     v_BKTD: Tensor,
-    sinks_N: Tensor,
-    visibility: Visibility | TreeVisibility,
+    visibility: Visibility | BlockVisibility | TreeVisibility,
     scale: float,
     backend: str = AUTO,
+    *,
+    own: Sequence[KeysValues] = (),
+    sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """As attend, with a sink for each query head in its softmax; of a target, so that no gradient is wanted.
+    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key.
 
-    A tree's scores are made on every backend: there is one mask of nodes by keys, and no kernel for GPUs takes it and tells its
-    log-sum-exp.
+    k_BKTD, v_BKTD: of the text, or of a tree's prefix and its nodes. own: of drafted blocks their keys and values; of chains
+    those of each step, as many as queries. sinks_N: one for each query head in its softmax; of a target, so that no gradient is
+    wanted. Raises ValueError for flex with a gradient on a CPU.
     """
-    if isinstance(visibility, TreeVisibility):
-        return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if backend == AUTO:
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], False)
-    return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+        given = (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair))
+        training = not isinstance(visibility, TreeVisibility) and flex.needs_gradient(*given)
+        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
+    if isinstance(visibility, TreeVisibility):
+        if sinks_N is None:
+            return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
+        # There is one mask of nodes by keys, and no kernel for GPUs takes it and tells its log-sum-exp.
+        return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    if sinks_N is not None:
+        return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
+    everything = (dense(x) for x in (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair)))
+    return (BLOCKS if isinstance(visibility, BlockVisibility) else BACKENDS)[backend](visibility, scale, *everything)
 
 
 def check_backend(name: str) -> None:
@@ -125,6 +122,19 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
         backend, why = SDPA, f"flex_attention: {compiled}" if training else "for lengths that change"
     _log.info("attention: auto is %s (%s)", backend, why)
     return backend
+
+
+def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
+    """Bytes of the scores of a text of so many keys that the backward holds at once; none where a kernel keeps them to itself.
+
+    Three in float32, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and the keys
+    or values of the call, repeated for each query head.
+    """
+    if device.type == sdpa.KERNEL_DEVICE or fastest(device.type, dtype, width, True) != SDPA:
+        return 0
+    seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
+    narrow = 0 if dtype == torch.float32 else dtype.itemsize
+    return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
 
 
 def _attend_tree(
@@ -232,9 +242,7 @@ def target_attention(
     seen = visibility or Visibility()
     if sliding_window is not None:
         seen = seen.windowed(sliding_window - 1)
-    if s_aux is None:
-        return attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend).transpose(1, 2), None
-    seen_BNSD = attend_with_sinks(q_BNSD, k_BKTD, v_BKTD, s_aux, seen, scaling, attention_backend)
+    seen_BNSD = attend(q_BNSD, k_BKTD, v_BKTD, seen, scaling, attention_backend, sinks_N=s_aux)
     return seen_BNSD.transpose(1, 2), None
 
 

@@ -7,36 +7,18 @@ sum of its exponentials, of which both know the logarithm.
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S chains, J own keys of a chain, D head width.
 """
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspec.models.attention import flash, flex, sdpa
-from longspec.models.attention.backends import AUTO, FLASH, FLEX, SDPA, fastest
 from longspec.models.attention.visibility import Visibility
 
 KeysValues = tuple[Tensor, Tensor]  # keys after RoPE and values, [B, K, S, D] each
 # Elements of the queries that own keys are merged with at a time: on a CPU what its caches hold, on a GPU what occupies it.
 BLOCK = {"cpu": 2**17, "cuda": 2**25}
-
-
-def attend_chains(
-    q_BNSD: Tensor, text: KeysValues, own: list[KeysValues], visibility: Visibility, scale: float, backend: str = AUTO
-) -> Tensor:
-    """Attention output [B, N, S, D] of one step: a softmax over text keys and the chain's own together; zeros for padding.
-
-    text: keys and values of the text's first S tokens; own: of steps 1 to i; [B, K, S, D] each. Raises ValueError for flex with
-    a gradient on a CPU.
-    """
-    q_BNSD, k_BKSD, v_BKSD = (_dense(x) for x in (q_BNSD, *text))
-    of_chain = [_dense(x) for pair in own for x in pair]
-    if backend == AUTO:
-        training = flex.needs_gradient(q_BNSD, k_BKSD, v_BKSD, *of_chain)
-        backend = fastest(q_BNSD.device.type, q_BNSD.dtype, q_BNSD.shape[-1], training)
-    return CHAINS[backend](visibility, scale, q_BNSD, k_BKSD, v_BKSD, *of_chain)
 
 
 class _Attend(torch.autograd.Function):
@@ -58,7 +40,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
         """The kernel's own backward for the text's keys, given the output and the log-sum-exp of all keys."""
         seen_BNSD, lse_BNS, weights_JBNS, q_BNSD, k_BKSD, v_BKSD, *own = ctx.saved_tensors
-        grad_BNSD = _dense(grad_BNSD)
+        grad_BNSD = dense(grad_BNSD)
         of_text = ctx.gradients(grad_BNSD, q_BNSD, k_BKSD, v_BKSD, (seen_BNSD, lse_BNS), ctx.visibility, ctx.scale)
         of_own = _own_gradients(grad_BNSD, seen_BNSD, weights_JBNS, q_BNSD, own, ctx.scale, of_text[0]) if own else ()
         return None, None, None, *of_text, *of_own
@@ -158,6 +140,11 @@ def _grouped(x_BNSD: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return x_BNSD.unflatten(1, (heads, -1)).to(dtype)
 
 
+def dense(x: Tensor) -> Tensor:
+    """Kernels read vectors in one piece; gradients may be one number, repeated."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
     """Spans of chains that are handled at once."""
     rows, heads, length, width = q_BNSD.shape
@@ -165,38 +152,27 @@ def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, length, step))
 
 
-def _dense(x: Tensor) -> Tensor:
-    """Kernels read vectors in one piece; gradients may be one number, repeated."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def _attend_by(kernels: Any, visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
+def by_kernels(kernels: Any, visibility: Any, scale: float, *everything: Tensor) -> Tensor:
     """By kernels that hand out the log-sum-exp of the text's part, and whose backward takes another."""
-    return _Attend.apply(visibility, scale, kernels, *everything)
+    seen_BNSD: Tensor = _Attend.apply(visibility, scale, kernels, *everything)
+    return seen_BNSD
 
 
-def _attend_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor) -> Tensor:
-    """By flex_attention, which has a backward of its own for both."""
-    if not own:
-        return flex.attend(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    return _Merge.apply(*flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale), scale, q_BNSD, *own)
+def by_flash(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
+    """By flash-attn, which hides one key more with each query; never a block at a time: that torch's own kernels do."""
+    if visibility.lag_blocks is not None:
+        return by_sdpa(visibility, scale, *everything)
+    return by_kernels((flash.attend_text, flash.text_gradients), visibility, scale, *everything)
 
 
-CHAINS: dict[str, Callable[..., Tensor]] = {
-    SDPA: partial(_attend_by, (sdpa.attend_text, sdpa.text_gradients)),
-    FLASH: partial(_attend_by, (flash.attend_text, flash.text_gradients)),
-    FLEX: _attend_flex,
-}
+def by_sdpa(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
+    """By torch's own kernels, those of whole attention where a chain has no own keys."""
+    if len(everything) == 3:
+        return sdpa.attend(*everything, visibility, scale)
+    return by_kernels((sdpa.attend_text, sdpa.text_gradients), visibility, scale, *everything)
 
 
-def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
-    """Bytes of the scores of a text of so many keys that the backward holds at once; none where a kernel keeps them to itself.
-
-    Three in float32, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and the keys
-    or values of the call, repeated for each query head.
-    """
-    if device.type == sdpa.KERNEL_DEVICE or fastest(device.type, dtype, width, True) != SDPA:
-        return 0
-    seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
-    narrow = 0 if dtype == torch.float32 else dtype.itemsize
-    return heads * seen * (min(keys, sdpa.QUERY_BLOCK) * (12 + narrow) + width * dtype.itemsize)
+def by_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor) -> Tensor:
+    """By flex_attention, which has a backward of its own for output and log-sum-exp."""
+    part = flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
+    return _Merge.apply(*part, scale, q_BNSD, *own) if own else part[0]

@@ -1,6 +1,7 @@
 """Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
-A text's part of a softmax that has further keys (sdpa.py) goes through that kernel's two halves, private functions of 2.8.
+The former is called by its two halves, private functions of 2.8: a text may be a part of a softmax that has further keys
+(chains.py).
 
 Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together, Q queries
 of one key/value head.
@@ -8,8 +9,7 @@ flash-attn aligns causality at the ends of queries and keys, so a lag is a matte
 and first queries.
 """
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.models.attention.visibility import Segment, Visibility, document_starts, nothing_seen
+from longspec.models.attention.visibility import Segment, Visibility
 
 DTYPES = (torch.bfloat16, torch.float16)
 TESTED = "2.8"
@@ -72,106 +72,53 @@ def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Ten
     return seen_BQKD.transpose(1, 2), log_sum_BKQ
 
 
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
-    """Attention output [B, N, S, D] in flash-attn's dtypes."""
-    if visibility.lag_blocks is not None:
-        return _attend_by_blocks(q_BNSD, k_BKTD, v_BKTD, visibility, scale)
-    rows, _, queries, _ = q_BNSD.shape
-    calls = _calls(q_BNSD, k_BKTD, visibility)
-    if not calls:
-        return nothing_seen(q_BNSD, k_BKTD, v_BKTD)
-    q_PND, k_PKD, v_PKD = (x.transpose(1, 2).flatten(0, 1) for x in (q_BNSD, k_BKTD, v_BKTD))
-    parts = [_attend_segments(q_PND, k_PKD, v_PKD, call, scale) for call in calls]
-    if len(calls) == 1 and calls[0].queries_P is None:
-        seen_PND = parts[0]
-    else:
-        seen_PND = v_PKD.new_zeros(*q_PND.shape[:2], v_PKD.shape[2])
-        for call, part in zip(calls, parts, strict=True):
-            assert call.queries_P is not None, "several calls share the tokens"
-            seen_PND = seen_PND.index_copy(0, call.queries_P, part)
-    return seen_PND.unflatten(0, (rows, queries)).transpose(1, 2)
-
-
-def _attend_by_blocks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
-    """Lag by blocks of n, as n calls: the query at place r of its block sees what a lag of r + 1 shows it.
-
-    The kernel hides one key more with each query, never n at a time.
-    """
-    assert visibility.lag_blocks is not None
-    rows, keys = q_BNSD.shape[0], k_BKTD.shape[2]
-    index_BT = torch.arange(keys, device=q_BNSD.device).expand(1, -1)
-    if visibility.document_ids_BT is not None:
-        index_BT = index_BT - document_starts(visibility.document_ids_BT)
-    place_B1S1 = (index_BT % visibility.lag_blocks)[:, None, keys - q_BNSD.shape[2] :, None]
-    seen_BNSD = torch.zeros((), dtype=v_BKTD.dtype, device=v_BKTD.device)
-    for place in range(visibility.lag_blocks):
-        lag_B = torch.full((rows,), place + 1)
-        lagged = visibility.once(("lag", place), partial(replace, visibility, lag_blocks=None, lag_B=lag_B))
-        seen_BNSD = torch.where(place_B1S1 == place, attend(q_BNSD, k_BKTD, v_BKTD, lagged, scale), seen_BNSD)
-    return seen_BNSD
-
-
-def _attend_segments(q_PND: Tensor, k_PKD: Tensor, v_PKD: Tensor, call: Call, scale: float) -> Tensor:
-    """One call of the kernel, [P, N, D]."""
-    return package().flash_attn_varlen_func(
-        q_PND if call.queries_P is None else q_PND[call.queries_P],
-        k_PKD if call.keys_P is None else k_PKD[call.keys_P],
-        v_PKD if call.keys_P is None else v_PKD[call.keys_P],
-        **_arguments(call, scale),
-        window_size=call.window,
-        deterministic=True,  # else its backward adds up in any order, and a resumed run is not the uninterrupted one
-    )
-
-
 def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
     """A text, or its last S tokens, over all of it: output [B, N, S, D] and log-sum-exp [B, N, S], 0 and -inf for a query that
     sees no key.
     """
     rows, heads, tokens, width = q_BNSD.shape
-    calls = _calls(q_BNSD, k_BKTD, visibility)
-    if not calls:
-        lse_BNS = q_BNSD.new_full((rows, heads, tokens), -torch.inf, dtype=torch.promote_types(q_BNSD.dtype, torch.float32))
-        return torch.zeros_like(q_BNSD), lse_BNS
-    (call,) = calls  # without a lag there is one window
-    texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
-    seen_PND, lse_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_halves_arguments(call, scale))
-    seen_PND = _put_back(seen_PND[..., :width], call, 0, rows * tokens, 0.0)
-    lse_NP = _put_back(lse_NP, call, 1, rows * tokens, -torch.inf)
+    wide = torch.promote_types(q_BNSD.dtype, torch.float32)
+    seen_PND = q_BNSD.new_zeros(rows * tokens, heads, width)
+    lse_NP = q_BNSD.new_full((heads, rows * tokens), -torch.inf, dtype=wide)
+    for call in _calls(q_BNSD, k_BKTD, visibility):
+        texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
+        part_PND, lse_part_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_arguments(call, scale))
+        seen_PND = _put_back(seen_PND, part_PND[..., :width], call.queries_P, 0)
+        lse_NP = _put_back(lse_NP, lse_part_NP, call.queries_P, 1)
     return seen_PND.unflatten(0, (rows, tokens)).transpose(1, 2), lse_NP.unflatten(1, (rows, tokens)).transpose(0, 1)
 
 
 def text_gradients(
     grad_BNSD: Tensor,
     q_BNSD: Tensor,
-    k_BKSD: Tensor,
-    v_BKSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
     whole: tuple[Tensor, Tensor],
     visibility: Visibility,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
-    seen_BNSD, lse_BNS = whole
-    rows, _, tokens, width = q_BNSD.shape
-    calls = _calls(q_BNSD, k_BKSD, visibility)
-    if not calls:
-        return torch.zeros_like(q_BNSD), torch.zeros_like(k_BKSD), torch.zeros_like(v_BKSD)
-    (call,) = calls
-    grad_PND, q_PND, k_PKD, v_PKD, seen_PND = _taken(call.queries_P, grad_BNSD, q_BNSD, k_BKSD, v_BKSD, seen_BNSD)
-    lse_NP = lse_BNS.transpose(0, 1).flatten(1)
-    lse_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
-    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
-    tensors = grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_NP, *parts
-    package()._flash_attn_varlen_backward(
-        *tensors, **_halves_arguments(call, scale), softcap=0.0, alibi_slopes=None, deterministic=True
-    )
-    of_q, of_k, of_v = (
-        _put_back(part[..., :width], call, 0, rows * tokens, 0.0).unflatten(0, (rows, tokens)).transpose(1, 2) for part in parts
-    )
-    return of_q, of_k, of_v
+    width, lse_NP = q_BNSD.shape[-1], whole[1].transpose(0, 1).flatten(1)
+    found = [x.new_zeros(x.shape[0] * x.shape[2], x.shape[1], width) for x in (q_BNSD, k_BKTD, v_BKTD)]
+    for call in _calls(q_BNSD, k_BKTD, visibility):
+        grad_PND, q_PND, seen_PND = _taken(call.queries_P, grad_BNSD, q_BNSD, whole[0])
+        k_PKD, v_PKD = _taken(call.keys_P, k_BKTD, v_BKTD)
+        lse_part_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
+        parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q_PND, k_PKD, v_PKD)]
+        package()._flash_attn_varlen_backward(
+            *(grad_PND, q_PND, k_PKD, v_PKD, seen_PND, lse_part_NP, *parts),
+            **_arguments(call, scale),
+            softcap=0.0,
+            alibi_slopes=None,
+            deterministic=True,  # else it adds up in any order, and a resumed run is not the uninterrupted one
+        )
+        places = call.queries_P, call.keys_P, call.keys_P
+        found = [_put_back(x, part[..., :width], place, 0) for x, part, place in zip(found, parts, places, strict=True)]
+    return tuple(x.unflatten(0, (len(q_BNSD), -1)).transpose(1, 2) for x in found)
 
 
 def _arguments(call: Call, scale: float) -> dict[str, Any]:
-    """Arguments that the kernel and its two halves have in common."""
+    """Arguments that the kernel's two halves have in common."""
     return {
         "cu_seqlens_q": call.query_edges,
         "cu_seqlens_k": call.key_edges,
@@ -180,12 +127,9 @@ def _arguments(call: Call, scale: float) -> dict[str, Any]:
         "dropout_p": 0.0,
         "softmax_scale": scale,
         "causal": True,
+        "window_size_left": call.window[0],
+        "window_size_right": call.window[1],
     }
-
-
-def _halves_arguments(call: Call, scale: float) -> dict[str, Any]:
-    """Arguments that the two halves have in common."""
-    return _arguments(call, scale) | {"window_size_left": call.window[0], "window_size_right": call.window[1]}
 
 
 def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
@@ -198,13 +142,9 @@ def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
     return taken
 
 
-def _put_back(part: Tensor, call: Call, dim: int, tokens: int, filler: float) -> Tensor:
+def _put_back(whole: Tensor, part: Tensor, places_P: Tensor | None, dim: int) -> Tensor:
     """A call's tokens, along `dim`, at their places among all."""
-    if call.queries_P is None:
-        return part
-    shape = list(part.shape)
-    shape[dim] = tokens
-    return part.new_full(shape, filler).index_copy_(dim, call.queries_P, part)
+    return part if places_P is None else whole.index_copy_(dim, places_P, part)
 
 
 def _calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:

@@ -35,53 +35,56 @@ def needs_gradient(*tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
-def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
-    """Attention output [B, N, S, D]. Raises ValueError for a gradient on a CPU."""
-    return compiled()(q_BNSD, k_BKTD, v_BKTD, **_arguments(q_BNSD, k_BKTD, v_BKTD, visibility, scale))
+def attend(mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Output [B, N, S, D] and log-sum-exp [B, N, S], with gradients of both; 0 and -inf for a query that sees no key.
 
-
-def attend_text(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
-    """A text over itself as a part of more keys: output [B, N, S, D] and log-sum-exp [B, N, S], with gradients of both.
-
-    They are 0 and -inf for a query that sees no key. Raises ValueError for a gradient on a CPU.
+    Raises ValueError for a gradient on a CPU.
     """
-    arguments = _arguments(q_BNSD, k_BKSD, v_BKSD, visibility, scale)
-    seen_BNSD, beside = compiled()(q_BNSD, k_BKSD, v_BKSD, **arguments, return_aux=AuxRequest(lse=True))
+    if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
+        raise ValueError(NO_BACKWARD)
+    settings = {"block_mask": mask, "scale": scale, "enable_gqa": q_BNSD.shape[1] != k_BKTD.shape[1]}
+    seen_BNSD, beside = compiled()(q_BNSD, k_BKTD, v_BKTD, **settings, return_aux=AuxRequest(lse=True))
     return seen_BNSD, beside.lse
 
 
-def attend_by(mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> Tensor:
-    """Attention output [B, N, S, D] by a mask that is made already. Raises ValueError for a gradient on a CPU."""
-    check_trains(q_BNSD, k_BKTD, v_BKTD)
-    enable_gqa = q_BNSD.shape[1] != k_BKTD.shape[1]
-    return compiled()(q_BNSD, k_BKTD, v_BKTD, block_mask=mask, scale=scale, enable_gqa=enable_gqa)
+def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
+    """A text, or its last S tokens, over all of it, as `attend` does."""
+    return attend(text_mask(visibility, q_BNSD, k_BKTD), q_BNSD, k_BKTD, v_BKTD, scale)
 
 
-def check_trains(*tensors: Tensor) -> None:
-    """Raise ValueError for a gradient on a CPU."""
-    if tensors[0].device.type == "cpu" and needs_gradient(*tensors):
-        raise ValueError(NO_BACKWARD)
+def text_mask(visibility: Visibility, q_BNSD: Tensor, k_BKTD: Tensor) -> BlockMask:
+    """The block mask of a text, made once for its shape."""
+    (rows, _, queries, _), keys = q_BNSD.shape, k_BKTD.shape[2]
+
+    def make() -> BlockMask:
+        bounds = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, q_BNSD.device))
+        return block_mask(*bounds, keys)
+
+    return visibility.once(("flex", rows, queries, keys), make)
 
 
-def _arguments(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> dict[str, Any]:
-    """Arguments of a call beside queries, keys and values."""
-    check_trains(q_BNSD, k_BKTD, v_BKTD)
-    rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
-    mask = visibility.once(("flex", rows, queries, keys), lambda: block_mask(visibility, rows, queries, keys, q_BNSD.device))
-    return {"block_mask": mask, "scale": scale, "enable_gqa": q_BNSD.shape[1] != k_BKTD.shape[1]}
-
-
-def block_mask(visibility: Visibility, rows: int, queries: int, keys: int, device: torch.device) -> BlockMask:
-    """The block mask of these rows: the largest tensor has one element for each pair of blocks.
+def block_mask(first_BS: Tensor, last_BS: Tensor, keys: int, slots: int = 0, is_causal: bool = False) -> BlockMask:
+    """The block mask of queries that see the keys between two bounds; no tensor of it is larger than blocks by blocks.
 
     Blocks that every query of a block sees whole need no look at single keys. Others are visited when the bounds of the
-    block's queries, taken together, reach them; the bounds themselves then decide key by key.
+    block's queries, taken together, reach them; the bounds themselves then decide key by key. slots: of a drafted block, whose
+    queries see each other too, is_causal: up to their own; their keys, one a query, lie behind the text's.
     """
-    first_BS, last_BS = (x.expand(rows, -1).contiguous() for x in visibility.bounds_BS(queries, keys, device))
+    queries = first_BS.shape[1]
+    text, key_L = keys - queries, torch.arange(0, keys, BLOCK, device=first_BS.device)
     part_BQL, whole_BQL = _visited(first_BS, last_BS, keys)
+    if slots:
+        low_Q1 = torch.arange(0, queries, BLOCK, device=first_BS.device)[:, None]
+        high_Q1 = (low_Q1 + BLOCK - 1).clamp_max(queries - 1)
+        own_low_Q1, own_high_Q1 = text + low_Q1 // slots * slots, text + (high_Q1 // slots + 1) * slots - 1
+        part_BQL = (part_BQL | ((own_low_Q1 <= key_L + BLOCK - 1) & (own_high_Q1 >= key_L))) & ~whole_BQL
 
     def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return (key >= first_BS[row, query]) & (key <= last_BS[row, query])
+        seen = (key >= first_BS[row, query]) & (key <= last_BS[row, query])
+        if slots:
+            own = (key >= text) & ((key - text) // slots == query // slots)
+            seen = seen | (own & (key - text <= query) if is_causal else own)
+        return seen
 
     return BlockMask.from_kv_blocks(
         *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
@@ -99,30 +102,6 @@ def _visited(first_BS: Tensor, last_BS: Tensor, keys: int) -> tuple[Tensor, Tens
     )
     part_BQL = (lowest_BQ1 <= key_blocks + BLOCK - 1) & (highest_BQ1 >= key_blocks) & ~whole_BQL
     return part_BQL, whole_BQL
-
-
-def draft_block_mask(first_BQ: Tensor, last_BQ: Tensor, slots: int, is_causal: bool, text: int) -> BlockMask:
-    """Return the block mask of blocks of `slots` queries each, over `text` keys and, behind them, one key for each query.
-
-    Query q sees the text's keys between its bounds, and the keys of its own drafted block, is_causal: up to its own.
-    """
-    queries = first_BQ.shape[1]
-    keys = text + queries
-    part_BQL, whole_BQL = _visited(first_BQ, last_BQ, keys)
-    low_Q1 = torch.arange(0, queries, BLOCK, device=first_BQ.device)[:, None]
-    high_Q1 = (low_Q1 + BLOCK - 1).clamp_max(queries - 1)
-    own_low_Q1, own_high_Q1 = text + low_Q1 // slots * slots, text + (high_Q1 // slots + 1) * slots - 1
-    key_L = torch.arange(0, keys, BLOCK, device=first_BQ.device)
-    part_BQL = (part_BQL | ((own_low_Q1 <= key_L + BLOCK - 1) & (own_high_Q1 >= key_L))) & ~whole_BQL
-
-    def sees(row: Tensor, _: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        own = (key >= text) & ((key - text) // slots == query // slots)
-        own = own & (key - text <= query) if is_causal else own
-        return own | ((key >= first_BQ[row, query]) & (key <= last_BQ[row, query]))
-
-    return BlockMask.from_kv_blocks(
-        *_listed(part_BQL), *_listed(whole_BQL), BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(queries, keys)
-    )
 
 
 def _largest(x_BS: Tensor, filler: int) -> Tensor:

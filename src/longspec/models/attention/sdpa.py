@@ -11,8 +11,10 @@ keys' scores and s the sink, every weight is multiplied by exp(L) / (exp(L) + ex
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of one call.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -143,100 +145,93 @@ def _attend_masked(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: tuple[T
 
 @dataclass(frozen=True)
 class Call:
-    """Queries [start, stop) of one row over its keys [low, high); the last query stands at the last key."""
+    """Queries of one row, and the keys that they see some of."""
 
     row: int
-    start: int
-    stop: int
-    low: int
-    high: int
-    window: int | None  # None: it hides none of these keys
-
-    @property
-    def queries(self) -> tuple[int, slice, slice]:
-        """Where the queries lie in [B, N, S]."""
-        return self.row, slice(None), slice(self.start, self.stop)
-
-    @property
-    def keys(self) -> tuple[int, slice, slice]:
-        """Where the keys lie in [B, K, T]."""
-        return self.row, slice(None), slice(self.low, self.high)
+    queries: slice  # among S
+    keys: slice | Tensor  # among T: a span, or their places
+    hides: Callable[[], Tensor] | None  # which of the keys a query does not see, [Q, L]; None: as the kernel's causality
 
 
-def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
-    """A text, or its last S tokens, over all of it."""
+Calls = Callable[[Tensor, Tensor, Any], list[Call]]  # of queries, keys and what is seen
+
+
+def text_calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:
+    """The calls of a text, in order. Documents that no window cuts are one call each where a kernel is causal itself."""
+    assert visibility.lag_B is None, "a text sees itself without a lag"
+    assert visibility.lag_blocks is None, "a text sees itself without a lag"
+    (rows, _, queries, _), keys, has_kernel = q_BNSD.shape, k_BKTD.shape[2], q_BNSD.device.type == KERNEL_DEVICE
+    segments = visibility.segments(queries, keys)
+    return visibility.once(
+        ("text calls", rows, queries, keys, has_kernel),
+        lambda: [
+            call
+            for row in range(rows)
+            for segment in segments[row % len(segments)]
+            for call in _calls_of(row, segment, has_kernel, q_BNSD.device)
+        ],
+    )
+
+
+def _calls_of(row: int, segment: Segment, has_kernel: bool, device: torch.device) -> Iterator[Call]:
+    if has_kernel and not segment.is_windowed and segment.stop - segment.start == segment.key_stop - segment.key_start:
+        yield Call(row, slice(segment.start, segment.stop), slice(segment.key_start, segment.key_stop), None)
+        return
+    for start in range(segment.start, segment.stop, QUERY_BLOCK):
+        stop = min(start + QUERY_BLOCK, segment.stop)
+        queries, high = stop - start, segment.key_stop - (segment.stop - stop)
+        low = segment.key_start if segment.window is None else max(segment.key_start, high - queries - segment.window)
+        keys = high - low
+        hides = partial(is_hidden, range(keys - queries, keys), range(keys), segment.window, device)
+        yield Call(row, slice(start, stop), slice(low, high), hides)
+
+
+def attend_text(
+    q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Any, scale: float, calls: Calls = text_calls
+) -> Part:
+    """A text, or its last S tokens, over all of it; or what other calls are of."""
     (rows, heads, length, _), width = q_BNSD.shape, v_BKTD.shape[-1]
     seen_BNSD = v_BKTD.new_zeros(rows, length, heads, width).transpose(1, 2)
     lse_BNS = q_BNSD.new_full((rows, heads, length), -torch.inf, dtype=accumulated_in(q_BNSD))
-    for call in _calls(q_BNSD, k_BKTD, visibility):
-        q_KGQD = q_BNSD[call.queries].unflatten(0, (k_BKTD.shape[1], -1))
-        mask_QL = _mask(call, visibility, q_KGQD)
-        seen_KGQD, lse_KGQ = attend_part(q_KGQD, k_BKTD[call.keys], v_BKTD[call.keys], mask_QL, scale)
-        seen_BNSD[call.queries].unflatten(0, q_KGQD.shape[:2]).copy_(seen_KGQD)
-        lse_BNS[call.queries].unflatten(0, q_KGQD.shape[:2]).copy_(lse_KGQ)
+    for call in calls(q_BNSD, k_BKTD, visibility):
+        q_KGQD = q_BNSD[call.row, :, call.queries].unflatten(0, (k_BKTD.shape[1], -1))
+        keys, values = (x[call.row][:, call.keys] for x in (k_BKTD, v_BKTD))
+        seen_KGQD, lse_KGQ = attend_part(q_KGQD, keys, values, _mask(call, q_BNSD.dtype), scale)
+        seen_BNSD[call.row, :, call.queries] = seen_KGQD.flatten(0, 1)
+        lse_BNS[call.row, :, call.queries] = lse_KGQ.flatten(0, 1)
     return seen_BNSD, lse_BNS
 
 
 def text_gradients(
-    grad_BNSD: Tensor, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, whole: Part, visibility: Visibility, scale: float
+    grad_BNSD: Tensor,
+    q_BNSD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    whole: Part,
+    visibility: Any,
+    scale: float,
+    calls: Calls = text_calls,
 ) -> Gradients:
     """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
-    of_q_BNSD = torch.zeros_like(q_BNSD)
-    of_k_BKSD, of_v_BKSD = torch.zeros_like(k_BKSD), torch.zeros_like(v_BKSD)
-    heads = k_BKSD.shape[1], q_BNSD.shape[1] // k_BKSD.shape[1]
-    for call in _calls(q_BNSD, k_BKSD, visibility):
-        of_queries = [x[call.queries].unflatten(0, heads) for x in (grad_BNSD, q_BNSD, *whole)]
-        mask_QL = _mask(call, visibility, of_queries[1])
-        of_q, of_k, of_v = part_gradients(of_queries, k_BKSD[call.keys], v_BKSD[call.keys], mask_QL, scale)
-        of_q_BNSD[call.queries].unflatten(0, heads).copy_(of_q)
-        of_k_BKSD[call.keys].add_(of_k)
-        of_v_BKSD[call.keys].add_(of_v)
-    return of_q_BNSD, of_k_BKSD, of_v_BKSD
+    of_q_BNSD, of_k_BKTD, of_v_BKTD = (torch.zeros_like(x) for x in (q_BNSD, k_BKTD, v_BKTD))
+    for call in calls(q_BNSD, k_BKTD, visibility):
+        of_queries = [x[call.row, :, call.queries].unflatten(0, (k_BKTD.shape[1], -1)) for x in (grad_BNSD, q_BNSD, *whole)]
+        keys, values = (x[call.row][:, call.keys] for x in (k_BKTD, v_BKTD))
+        of_q, of_k, of_v = part_gradients(of_queries, keys, values, _mask(call, q_BNSD.dtype), scale)
+        of_q_BNSD[call.row, :, call.queries] = of_q.flatten(0, 1)
+        of_k_BKTD[call.row][:, call.keys] += of_k
+        of_v_BKTD[call.row][:, call.keys] += of_v
+    return of_q_BNSD, of_k_BKTD, of_v_BKTD
+
+
+def _mask(call: Call, dtype: torch.dtype) -> Tensor | None:
+    """Return the additive mask [Q, L] of a call; it may be as long as the text, so it is made anew in the backward."""
+    return None if call.hides is None else additive(call.hides(), dtype)
 
 
 def accumulated_in(x: Tensor) -> torch.dtype:
     """The dtype of sums over this tensor: float32 or better."""
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:
-    """The calls of one attention, in order. Documents that no window cuts are one call each where a kernel is causal itself."""
-    assert visibility.lag_B is None, "a text sees itself without a lag"
-    assert visibility.lag_blocks is None, "a text sees itself without a lag"
-    rows, queries, keys = q_BNSD.shape[0], q_BNSD.shape[2], k_BKTD.shape[2]
-    has_kernel = q_BNSD.device.type == KERNEL_DEVICE
-    key = ("text calls", rows, queries, keys, has_kernel)
-    return visibility.once(key, lambda: _planned(visibility.segments(queries, keys), rows, has_kernel))
-
-
-def _planned(segments: list[list[Segment]], rows: int, has_kernel: bool) -> list[Call]:
-    calls = []
-    for row in range(rows):
-        for segment in segments[row % len(segments)]:
-            low, high, window = segment.key_start, segment.key_stop, segment.window
-            if has_kernel and not segment.is_windowed and segment.stop - segment.start == high - low:
-                calls.append(Call(row, segment.start, segment.stop, low, high, None))
-                continue
-            for start in range(segment.start, segment.stop, QUERY_BLOCK):
-                stop = min(start + QUERY_BLOCK, segment.stop)
-                high = segment.key_stop - (segment.stop - stop)
-                low = segment.key_start if window is None else max(segment.key_start, high - (stop - start) - window)
-                hides = window is not None and window < high - low - 1
-                calls.append(Call(row, start, stop, low, high, window if hides else None))
-    return calls
-
-
-def _mask(call: Call, visibility: Visibility, q_KGQD: Tensor) -> Tensor | None:
-    """Return the additive mask [Q, L] of a call; None where the kernel's own causality does."""
-    queries, keys = call.stop - call.start, call.high - call.low
-    if q_KGQD.device.type == KERNEL_DEVICE and call.window is None and queries == keys:
-        return None
-
-    def make() -> Tensor:
-        return additive(is_hidden(range(keys - queries, keys), range(keys), call.window, q_KGQD.device), q_KGQD.dtype)
-
-    # Those of windows are one for all calls of a shape; others may be as long as the text, so they are not kept.
-    return make() if call.window is None else visibility.once(("text mask", queries, keys, call.window, q_KGQD.dtype), make)
 
 
 def attend_part(q_KGQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Part:

@@ -39,6 +39,7 @@ class Segment:
 class Remembering:
     """What keeps the masks that backends make of it: those of a forward serve all its layers."""
 
+    window: int | None = field(default=None, kw_only=True)
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
@@ -46,6 +47,10 @@ class Remembering:
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
+
+    def windowed(self, window: int | None) -> Self:
+        """A copy with another window."""
+        return self if window == self.window else self.once(("window", window), lambda: replace(self, window=window))
 
     def to(self, device: torch.device | str | int) -> Self:
         """A copy on a device, by the name by which accelerate's hooks ask for it, before each layer of a spread target."""
@@ -62,14 +67,9 @@ class Visibility(Remembering):
     Documents are runs of one id; they are never read off the positions, which jump inside a document too.
     """
 
-    window: int | None = None
     lag_B: Tensor | None = None
     lag_blocks: int | None = None
     document_ids_BT: Tensor | None = None  # PADDING marks padding
-
-    def windowed(self, window: int | None) -> "Visibility":
-        """A copy of this visibility with another window."""
-        return self if window == self.window else self.once(("window", window), lambda: replace(self, window=window))
 
     def first(self, keys: int) -> "Visibility":
         """A copy of this visibility for a row's first `keys` tokens alone."""
@@ -185,11 +185,6 @@ class TreeVisibility(Remembering):
     query_depths_S: Tensor
     key_depths_L: Tensor
     first_B: Tensor | None = None
-    window: int | None = None
-
-    def windowed(self, window: int) -> "TreeVisibility":
-        """A copy of this visibility with another window."""
-        return self.once(("window", window), lambda: replace(self, window=window))
 
     def has_plain_prefix(self, prefix: int) -> bool:
         """Whether every query sees its row's first lengths[b] keys, so that the prefix needs no mask."""

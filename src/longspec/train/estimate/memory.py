@@ -17,8 +17,8 @@ from longspec.config import OFFLINE, PARTITIONED, REPLICATED, TENSOR_PARALLEL, R
 from longspec.methods import measures_target, method_of
 from longspec.methods.contract import Method
 from longspec.models.attention.sdpa import QUERY_BLOCK
-from longspec.models.losses import TOP_BYTES
 from longspec.models.target import head_width, heads_of_rank, without_layers
+from longspec.models.teachers import TOP_BYTES
 from longspec.states.declaration import StoredTensor, bytes_a_token, stored_tensors
 from longspec.states.load import check_ranks
 from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor

@@ -1,0 +1,191 @@
+"""The target's side of a loss: its whole distribution, or its k likeliest tokens, where these alone are stored.
+
+With p the target's distribution over V tokens, K its k likeliest, q the draft's, r(p) = 1 - sum_{v in K} p(v), the loss is
+
+    loss     = - sum_{v in K} p(v) log q(v) - r(p) log r(q)
+    gradient = q(v) - p(v)                    in K, with respect to the draft's logit of v
+               q(v) - r(p) q(v) / r(q)        outside
+
+The tokens outside K are one outcome. So the loss, less the entropy of p's k + 1 outcomes, is a Kullback-Leibler divergence:
+never negative, 0 where q gives each of K, and all the others together, what p gives them, and never above that of all V tokens
+(merging outcomes loses information). How q shares the rest among its tokens is not taught. With k = V it is the cross entropy
+of the whole distribution.
+
+Shapes: N tokens, C tokens of a chunk, M rows, H hidden width, T target's vocabulary, V the tokens of the distributions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longspec.config.schema import SOFT
+from longspec.models.acceptance_losses import acceptance_loss
+
+# Of one of the k tokens: its number in int32, and its log-probability in float16, whose rounding moves a distribution 15 to 33
+# times less than bfloat16's (nats of divergence, k = 64 and 256, benchmarks/top_k_labels.py): no such number leaves its range.
+TOP_BYTES = 6
+
+
+def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
+    """The draft's numbers of the target's tokens, -1 where it cannot propose one; integers of any kind, which they stay.
+
+    ids_V: the draft vocabulary, ascending; None: all tokens.
+    """
+    if ids_V is None:
+        return tokens
+    ids_V = ids_V.to(tokens.dtype)
+    numbers = torch.searchsorted(ids_V, tokens, out_int32=tokens.dtype == torch.int32).clamp_(max=len(ids_V) - 1)
+    return torch.where(ids_V[numbers] == tokens, numbers, -1)
+
+
+@dataclass(frozen=True)
+class DenseLabels:
+    """What is learnt of the whole distributions of a chunk.
+
+    p_NV: the target's probabilities of the draft's tokens, at the temperature; best_N: the draft's number of the target's
+    likeliest token, -1 where the draft cannot propose it; own_loss_N: the target's cross entropy with the next token.
+    """
+
+    p_NV: Tensor
+    best_N: Tensor
+    own_loss_N: Tensor
+    temperature: float
+
+    def of(self, rows: Tensor) -> "DenseLabels":
+        """Some of the tokens; no copy of the distributions where they are all."""
+        p_MV = self.p_NV if len(rows) == len(self.p_NV) else self.p_NV[rows]
+        return DenseLabels(p_MV, self.best_N[rows], self.own_loss_N[rows], self.temperature)
+
+    def loss_and_gradient_(self, logits_MV: Tensor, kind: str = SOFT) -> Tensor:
+        """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p.
+
+        kind: tv or lk is another loss (acceptance_losses.py).
+        """
+        log_q_MV = logits_MV.log_softmax(-1)
+        loss_M = -(self.p_NV * log_q_MV).sum(-1)
+        torch.exp(log_q_MV, out=logits_MV)
+        if kind == SOFT:
+            logits_MV.sub_(self.p_NV)
+            return loss_M
+        del log_q_MV  # before the gradient is made
+        loss_M, gradient_MV = acceptance_loss(kind, self.p_NV, logits_MV, loss_M)
+        logits_MV.copy_(gradient_MV)
+        return loss_M
+
+
+@dataclass(frozen=True)
+class DenseTeacher:
+    """The frozen target's hidden states and next tokens of N tokens, its head, and what a draft can propose of it."""
+
+    hidden_NH: Tensor  # after the final norm
+    weight_TH: Tensor
+    labels_N: Tensor
+    ids_V: Tensor | None  # the target's tokens that the draft's are, ascending; None: all of them
+    with_loss: bool  # whether the target's own cross entropy is wanted
+    best_N: Tensor | None = None  # the most likely tokens, where rounding may have moved what hidden_NH says of them
+    temperature: float = 1.0  # of both distributions
+
+    def __len__(self) -> int:
+        """The number N of tokens."""
+        return len(self.labels_N)
+
+    @property
+    def target_vocabulary(self) -> int:
+        """Logits that are made of each token on the target's side."""
+        return len(self.weight_TH)
+
+    def of(self, part: slice | Tensor) -> DenseLabels:
+        """Some of the tokens: their logits are made."""
+        teacher_CT = F.linear(self.hidden_NH[part], self.weight_TH)
+        teacher_CT = teacher_CT.to(torch.promote_types(teacher_CT.dtype, torch.float32))
+        best_C = teacher_CT.argmax(-1) if self.best_N is None else self.best_N[part].long()
+        loss_C = torch.zeros_like(best_C, dtype=teacher_CT.dtype)
+        if self.with_loss:
+            loss_C = teacher_CT.logsumexp(-1) - teacher_CT.gather(-1, self.labels_N[part, None])[:, 0]
+        teacher_CV = teacher_CT if self.ids_V is None else teacher_CT[:, self.ids_V]
+        p_CV = (teacher_CV if self.temperature == 1 else teacher_CV / self.temperature).softmax(-1)
+        return DenseLabels(p_CV, draft_numbers(best_C, self.ids_V), loss_C, self.temperature)
+
+
+@dataclass(frozen=True)
+class SparseTeacher:
+    """The target's side of a loss, without its hidden states and its head. Tokens are in the draft's own numbers.
+
+    tokens_Nk: int32 or int64, each once; log_probs_Nk: any floating dtype, at the temperature. best_N: the target's most
+    likely token, -1: the draft cannot propose it, the row has no loss where the draft has a vocabulary of its own.
+    next_log_prob_N: of the next tokens; None: the target's own loss is not wanted.
+    """
+
+    tokens_Nk: Tensor
+    log_probs_Nk: Tensor
+    best_N: Tensor
+    next_log_prob_N: Tensor | None
+    temperature: float = 1.0
+
+    def __len__(self) -> int:
+        """The number N of tokens."""
+        return len(self.tokens_Nk)
+
+    @property
+    def target_vocabulary(self) -> int:
+        """Logits that are made of each token on the target's side: none."""
+        return 0
+
+    @property
+    def with_loss(self) -> bool:
+        """Whether the target's own cross entropy is wanted."""
+        return self.next_log_prob_N is not None
+
+    def of(self, rows: slice | Tensor) -> "SparseTeacher":
+        """Some of the tokens."""
+        next_log_prob = None if self.next_log_prob_N is None else self.next_log_prob_N[rows]
+        return SparseTeacher(self.tokens_Nk[rows], self.log_probs_Nk[rows], self.best_N[rows], next_log_prob, self.temperature)
+
+    @property
+    def own_loss_N(self) -> Tensor:
+        """The target's own cross entropy with the next token; 0 where it is not wanted."""
+        told_N = self.next_log_prob_N
+        return torch.zeros_like(self.best_N, dtype=torch.float32) if told_N is None else -told_N.float()
+
+    def loss_and_gradient_(self, logits_NV: Tensor, kind: str = SOFT) -> Tensor:
+        """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them.
+
+        kind: soft, the cross entropy; tv or lk (acceptance_losses.py).
+        """
+        tokens_Nk = self.tokens_Nk.long()
+        p_Nk, rest_N1 = self._distribution(logits_NV.dtype, tokens_Nk.shape[1] < logits_NV.shape[1])
+        top_Nk = logits_NV.gather(-1, tokens_Nk)
+        logits_NV.scatter_(-1, tokens_Nk, -torch.inf)
+        # All in logarithms, so that a rest which the draft holds for impossible has a loss and a gradient. Where there are no
+        # other tokens the least number stands for -inf, so that nothing becomes 0 times infinity.
+        least = torch.finfo(logits_NV.dtype).min
+        highest_N1 = logits_NV.amax(-1, keepdim=True).clamp_(min=least)
+        # One exponential serves the sum and the gradient; the highest one is 1, so that the sum is 0 or at least 1.
+        sum_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
+        outside_N1 = (highest_N1 + sum_N1.log()).clamp_(min=least)
+        normalizer_N1 = torch.logaddexp(outside_N1, top_Nk.logsumexp(-1, keepdim=True))
+        loss_N = (normalizer_N1 - rest_N1 * outside_N1)[:, 0] - (p_Nk * top_Nk).sum(-1)
+        q_Nk, q_rest_N1 = (top_Nk - normalizer_N1).exp_(), (outside_N1 - normalizer_N1).exp_()
+        if kind == SOFT:
+            of_top_Nk, of_rest_N1 = q_Nk - p_Nk, q_rest_N1 - rest_N1
+        else:
+            outcomes = torch.cat([p_Nk, rest_N1], dim=-1), torch.cat([q_Nk, q_rest_N1], dim=-1)
+            loss_N, gradient_NO = acceptance_loss(kind, *outcomes, loss_N)
+            of_top_Nk, of_rest_N1 = gradient_NO[:, :-1], gradient_NO[:, -1:]
+        logits_NV.mul_(of_rest_N1 / sum_N1.clamp_(min=1))
+        logits_NV.scatter_(-1, tokens_Nk, of_top_Nk)
+        return loss_N
+
+    def _distribution(self, dtype: torch.dtype, has_rest: bool) -> tuple[Tensor, Tensor]:
+        """p of the k tokens and of the rest, which add up to 1: rounding in storage may have brought the k above it."""
+        p_Nk = self.log_probs_Nk.to(dtype).exp()
+        sum_N1 = p_Nk.sum(-1, keepdim=True)
+        if not has_rest:
+            return p_Nk / sum_N1, torch.zeros_like(sum_N1)
+        return p_Nk / sum_N1.clamp(min=1), (1 - sum_N1).clamp(min=0)
+
+
+Teacher = DenseTeacher | SparseTeacher
+Labels = DenseLabels | SparseTeacher
