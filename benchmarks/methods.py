@@ -1,7 +1,8 @@
 """Draft methods at equal cost: acceptance by text, length, shape and position, time, memory, disk, and speed in engines.
 
     python benchmarks/methods.py --seeds 42 43 44                       the demo's target, the same steps (after `make demo`)
-    python benchmarks/methods.py --size demo-minutes --seeds 42 43 44   the same minutes of training; after the same steps
+    python benchmarks/methods.py --size demo-times                      what a step takes: let nothing else run meanwhile
+    python benchmarks/methods.py --size demo-minutes --seeds 42 43 44   the same minutes of training; after demo-times
     python benchmarks/methods.py --size smollm2                         SmolLM2-135M; answers and states are made once for all
     python benchmarks/methods.py --engines                              the first seed's drafts in vLLM and llama.cpp too
 
@@ -45,8 +46,9 @@ ENGINES = "engines"  # in place of a method: a line of what engines make of a se
 class Size:
     """A target's run, and the variant of each method.
 
-    title: of its part of the page; config: further values for Snakemake's --config; minutes_of: the size whose slowest method
-    says how many minutes each stage of every method is trained.
+    title: of its part of the page; config: further values for Snakemake's --config; stop: the steps after which each stage ends
+    and nothing is measured but these; times: the size of such steps, by which minutes are told; same_minutes: whether the
+    slowest method decides how many minutes all others are trained, and not the recipe's steps.
     """
 
     title: str
@@ -54,7 +56,9 @@ class Size:
     model: str
     variants: dict[str, str]
     config: tuple[str, ...] = ()
-    minutes_of: str | None = None
+    stop: int | None = None
+    times: str | None = None
+    same_minutes: bool = False
 
 
 def variants_of(name: str) -> dict[str, str]:
@@ -68,8 +72,9 @@ def variants_of(name: str) -> dict[str, str]:
 SMOLLM2 = "data={smollm2-questions: {records: 1800}}"
 DEMO = ("methods", "demo", variants_of("demo"))
 SIZES = {
-    "demo": Size("The demo's target, the same steps", *DEMO),
-    "demo-minutes": Size("The demo's target, the same minutes of training", *DEMO, minutes_of="demo"),
+    "demo": Size("The demo's target, the same steps", *DEMO, times="demo-times"),
+    "demo-minutes": Size("The demo's target, the same minutes of training", *DEMO, times="demo-times", same_minutes=True),
+    "demo-times": Size("", *DEMO, stop=24),
     "smollm2": Size("SmolLM2-135M, the same steps", "smollm2-methods", "smollm2-135m", variants_of("smollm2"), (SMOLLM2,)),
 }
 
@@ -84,50 +89,54 @@ def identity(size: str, method: str, seed: int) -> Cell:
     return {"size": size, "method": method, "seed": seed, "decided_by": sha256_text(decided)[:16]}
 
 
-def make_cell(which: Cell, cores: str, cells: Sequence[Cell]) -> Cell:
+def make_cell(which: Cell, cores: str) -> Cell:
     """Train and measure one method from one seed, and read what came of it."""
     size = SIZES[which["size"]]
-    run, stages, variant = run_of(which, cells), stages_of(size.run, EXPERIMENTS), size.variants[which["method"]]
+    run, stages, variant = run_of(which), stages_of(size.run, EXPERIMENTS), size.variants[which["method"]]
     folder = f"results/{run}/{variant}"
-    made = f"{folder}/evaluation/{stages[-1]}.jsonl"
+    made = f"{folder}/{stages[-1]}/checkpoint.json" if size.stop else f"{folder}/evaluation/{stages[-1]}.jsonl"
     COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *size.config)
     training = {stage: trained(list(jsonl.read(COPY.folder / folder / stage / "metrics.jsonl"))) for stage in stages}
+    found: Cell = {"cores": cores, "training": training}
+    if size.stop:
+        return found
     recipe = load(COPY.folder / folder / stages[-1] / "recipe.yaml", Recipe)
-    return {
-        "cores": cores,
-        "training": training,
+    return found | {
         "bytes_a_token": stored_bytes(recipe, COPY.folder / f"models/{size.model}/target_manifest.json"),
         "acceptance": measured(list(jsonl.read(COPY.folder / made))),
     }
 
 
-def run_of(which: Cell, cells: Sequence[Cell]) -> str:
-    """The name of the run of a cell, which is written into the copy; at equal minutes each method has one of its own."""
+def run_of(which: Cell) -> str:
+    """The name of the run of a cell, which is written into the copy."""
     size = SIZES[which["size"]]
     stages = stages_of(size.run, EXPERIMENTS)
     values: dict[str, dict[str, Any]] = {stage: {"recipe": {"seed": which["seed"]}} for stage in stages}
     name = f"{size.run}-seed-{which['seed']}"
-    if size.minutes_of is not None:
-        of_seed = [cell for cell in cells if (cell["size"], cell["seed"]) == (size.minutes_of, which["seed"])]
-        of_seed = [cell for cell in of_seed if "training" in cell]
-        if {cell["method"] for cell in of_seed} != size.variants.keys():
-            sys.exit(f"error: --size {which['size']} --seeds {which['seed']}: first make those of --size {size.minutes_of}")
+    if size.stop:
+        name += "-times"
         for stage in stages:
-            values[stage]["recipe"]["steps"] = steps_of_equal_minutes(of_seed, which["method"], stage)
+            values[stage]["recipe"]["steps"] = size.stop
+    if size.same_minutes:
+        times = {cell["method"]: cell["training"] for cell in current() if cell["size"] == size.times}
+        if times.keys() != size.variants.keys():
+            sys.exit(f"error: --size {which['size']}: first make those of --size {size.times}")
         name += f"-minutes-{size.variants[which['method']]}"
+        for stage in stages:
+            steps = compose_stage(size.run, size.variants[GLIDE], stage, EXPERIMENTS).recipe.steps
+            values[stage]["recipe"]["steps"] = steps_of_equal_minutes(times, which["method"], stage, steps)
     return COPY.add_run(name, size.run, values)
 
 
-def steps_of_equal_minutes(cells: Sequence[Cell], method: str, stage: str) -> int:
-    """The steps that a method makes in the time of the slowest one's."""
-    of_stage = {cell["method"]: cell["training"][stage] for cell in cells}
-    seconds = max(one["seconds_a_step"] * one["steps"] for one in of_stage.values())
-    return round(seconds / of_stage[method]["seconds_a_step"])
+def steps_of_equal_minutes(times: dict[str, Any], method: str, stage: str, steps: int) -> int:
+    """The steps that a method makes while the slowest one makes so many."""
+    slowest = max(training[stage]["seconds_a_step"] for training in times.values())
+    return round(steps * slowest / times[method][stage]["seconds_a_step"])
 
 
-def serve(which: Cell, cores: str, cells: Sequence[Cell]) -> Cell:
+def serve(which: Cell, cores: str) -> Cell:
     """Measure a seed's drafts in every engine that is installed and loads them."""
-    run, environments = run_of(which | {"method": GLIDE}, cells), COPY.folder / ".venv-serve"
+    run, environments = run_of(which | {"method": GLIDE}), COPY.folder / ".venv-serve"
     if not environments.exists():
         environments.symlink_to(machine.ROOT / ".venv-serve")
     numbers = paths.SERVES_PAGE.format(run=run).replace(".html", ".json")
@@ -205,12 +214,11 @@ def main() -> None:
     COPY.refresh()
     COPY.take([f"models/{size.model}", *(["data"] if size.model == "demo" else [])])
     wanted = [identity(options.size, method, seed) for seed in options.seeds for method in size.variants]
-    made = current()
-    fill(CELLS, wanted, lambda which: make_cell(which, options.cores, made))
+    fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
     if options.engines:
         engines = identity(options.size, GLIDE, options.seeds[0]) | {"method": ENGINES}
-        fill(CELLS, [engines], lambda which: serve(which, options.cores, made))
-    write_page(machine.RESULTS, {name: one.title for name, one in SIZES.items()}, current())
+        fill(CELLS, [engines], lambda which: serve(which, options.cores))
+    write_page(machine.RESULTS, {name: (one.title, one.times) for name, one in SIZES.items() if one.title}, current())
 
 
 if __name__ == "__main__":

@@ -45,14 +45,20 @@ def tokens_a_round(counts: Counts, less: Counts | None = None) -> dict[str, floa
     return estimate(*ratios, strata_N=[task for task, _ in keys])
 
 
-def method_row(cells: Sequence[Cell], first: Sequence[Cell]) -> Row:
-    """Return what the page tells of a method's cells, one a seed; first: those of the method that it is compared with."""
+def method_row(cells: Sequence[Cell], first: Sequence[Cell], times: Mapping[str, Row] | None) -> Row:
+    """Return what the page tells of a method's cells, one a seed; first: those of the method that it is compared with.
+
+    times: of each stage, what a step took while nothing else ran; None: not measured.
+    """
     seeds = {cell["seed"] for cell in cells} & {cell["seed"] for cell in first}
     own, other = ([cell for cell in held if cell["seed"] in seeds] for held in (cells, first))
     rows = cells[0]["acceptance"]
     shapes = [json.loads(text) for text in dict.fromkeys(json.dumps(row["shape"]) for row in rows)]
     tasks = list(dict.fromkeys(row["task"] for row in rows))
     stages = [list(cell["training"].values()) for cell in cells]
+    seconds = (
+        [times[name]["seconds_a_step"] * stage["steps"] for name, stage in cells[0]["training"].items()] if times else None
+    )
     lengths = [
         {
             "shape": shape,
@@ -67,7 +73,7 @@ def method_row(cells: Sequence[Cell], first: Sequence[Cell]) -> Row:
     return {
         "seeds": [cell["seed"] for cell in cells],
         "lengths": lengths,
-        "minutes": mean(sum(stage["seconds_a_step"] * stage["steps"] for stage in held) for held in stages) / 60,
+        "minutes": None if seconds is None else sum(seconds) / 60,
         "steps": mean(sum(stage["steps"] for stage in held) for held in stages),
         "peak_gib": max(stage["peak_bytes"] for held in stages for stage in held) / 2**30,
         "bytes_a_token": cells[0]["bytes_a_token"],
@@ -86,17 +92,21 @@ def served_row(held: Row) -> Row:
     return {"engines": {name: rows[-1] for name, rows in found.items()}, "why": why, "chain": held["chain"]}
 
 
-def numbers_of(cells: Sequence[Cell]) -> Row:
-    """Return the numbers of one size; the first method is the one that the others are compared with."""
+def numbers_of(cells: Sequence[Cell], times: Sequence[Cell]) -> Row:
+    """Return the numbers of one size; the first method is the one that the others are compared with.
+
+    times: cells of a few steps each, beside which nothing ran.
+    """
     trained = [cell for cell in cells if "training" in cell]
     methods = {
         name: [cell for cell in trained if cell["method"] == name] for name in dict.fromkeys(c["method"] for c in trained)
     }
     first = next(iter(methods.values()))
+    alone = {cell["method"]: cell["training"] for cell in times}
     served = next((cell["served"] for cell in cells if "served" in cell), {})
     return {
         "first": first[0]["method"],
-        "methods": {name: method_row(held, first) for name, held in methods.items()},
+        "methods": {name: method_row(held, first, alone.get(name)) for name, held in methods.items()},
         "served": {name: served_row(held) for name, held in served.items()},
     }
 
@@ -127,16 +137,21 @@ def shape_title(shape: Any) -> str:
     return f"trees by a budget of {shape['nodes']}" if isinstance(shape, dict) else f"trees of {sum(shape)}"
 
 
-def write_page(folder: Path, titles: Mapping[str, str], cells: Sequence[Cell]) -> None:
-    """Write methods.json and methods.html."""
-    sizes = {name: [cell for cell in cells if cell["size"] == name] for name in titles}
-    numbers = {name: numbers_of(held) for name, held in sizes.items() if any("training" in cell for cell in held)}
+def write_page(folder: Path, sizes: Mapping[str, tuple[str, str | None]], cells: Sequence[Cell]) -> None:
+    """Write methods.json and methods.html; sizes: by name their titles, and the sizes that say what a step takes."""
+    of_size = {name: [cell for cell in cells if cell["size"] == name] for name in {cell["size"] for cell in cells}}
+    numbers = {
+        name: numbers_of(of_size[name], of_size.get(times or "", [])) for name, (_, times) in sizes.items() if name in of_size
+    }
     made_on = machine.describe(("torch", "transformers", "deepspeed"))
     machine.write("methods", {"machine": made_on, "sizes": numbers})
     made = environment()
     made.filters["shape_title"] = shape_title
     made.loader = ChoiceLoader([made.loader, FileSystemLoader(Path(__file__).parent)])
     text = made.get_template("methods.html.j2").render(
-        sizes=numbers, titles=titles, machine=made_on, figures={name: figure(name, held) for name, held in numbers.items()}
+        sizes=numbers,
+        titles={name: title for name, (title, _) in sizes.items()},
+        machine=made_on,
+        figures={name: figure(name, held) for name, held in numbers.items()},
     )
     write_text(folder / "methods.html", text)

@@ -52,7 +52,7 @@ def drawn(seed: int, kept: int) -> list[dict[str, Any]]:
 
 def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
     lines = {(method, seed): drawn(seed, kept) for method, kept in ((methods.GLIDE, 2), (methods.DFLASH, 4)) for seed in (1, 2)}
-    told = methods_page.numbers_of([cell(*key, held, seconds=2.0) for key, held in lines.items()])
+    told = methods_page.numbers_of([cell(*key, held) for key, held in lines.items()], [cell(methods.GLIDE, 0, [], 0.5)])
     assert (told["first"], list(told["methods"])) == (methods.GLIDE, [methods.GLIDE, methods.DFLASH])
     for shape, place in ((DEPTH, 0), (TREE, 1)):
         means = {}
@@ -77,12 +77,13 @@ def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
         low, high = np.quantile(ends, [0.025, 0.975])
         assert (difference["low"], difference["high"]) == (pytest.approx(low, abs=0.04), pytest.approx(high, abs=0.04))
     assert told["methods"][methods.GLIDE]["lengths"][0]["differences"] is None
-    assert (told["methods"][methods.GLIDE]["steps"], told["methods"][methods.GLIDE]["minutes"]) == (24, pytest.approx(0.8))
+    assert (told["methods"][methods.GLIDE]["steps"], told["methods"][methods.GLIDE]["minutes"]) == (24, pytest.approx(0.2))
+    assert told["methods"][methods.DFLASH]["minutes"] is None
 
 
 def test_a_difference_is_of_the_seeds_that_both_have() -> None:
     cells = [cell(methods.GLIDE, seed, drawn(seed, kept)) for seed, kept in ((1, 2), (2, 4))]
-    told = methods_page.numbers_of([*cells, cell(methods.WINDOW, 2, drawn(2, 4))])
+    told = methods_page.numbers_of([*cells, cell(methods.WINDOW, 2, drawn(2, 4))], [])
     assert told["methods"][methods.WINDOW]["lengths"][0]["differences"]["all"]["mean"] == 0
     assert methods.EAGLE3 not in told["methods"]
 
@@ -90,7 +91,7 @@ def test_a_difference_is_of_the_seeds_that_both_have() -> None:
 def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(methods.machine, "RESULTS", tmp_path)
     cells = [cell(method, 1, drawn(1, kept)) for method, kept in ((methods.GLIDE, 2), (methods.DFLASH, 4))]
-    methods_page.write_page(tmp_path, {"demo": "The demo's target", "smollm2": "None yet"}, cells)
+    methods_page.write_page(tmp_path, {"demo": ("The demo's target", None), "smollm2": ("None yet", None)}, cells)
     page = (tmp_path / "methods.html").read_text()
     told = json.loads((tmp_path / "methods.json").read_text())["sizes"]["demo"]["methods"][methods.DFLASH]
     for text in ("The demo&#39;s target", "Chains of 4", "Trees of 5", f"{told['lengths'][0]['tasks']['all']['mean']:.2f}"):
@@ -99,9 +100,9 @@ def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_equal_minutes_are_those_of_the_slowest_method() -> None:
-    cells = [cell(method, 1, drawn(1, 2), seconds) for method, seconds in ((methods.GLIDE, 0.5), (methods.EAGLE3, 2.0))]
-    assert methods.steps_of_equal_minutes(cells, methods.GLIDE, "base") == 48
-    assert methods.steps_of_equal_minutes(cells, methods.EAGLE3, "base") == 12
+    times = {name: cell(name, 0, [], seconds)["training"] for name, seconds in ((methods.GLIDE, 0.5), (methods.EAGLE3, 2.0))}
+    assert methods.steps_of_equal_minutes(times, methods.GLIDE, "base", 12) == 48
+    assert methods.steps_of_equal_minutes(times, methods.EAGLE3, "base", 12) == 12
 
 
 @pytest.mark.parametrize(
