@@ -1,19 +1,20 @@
-"""GLIDE, EAGLE-3 and EAGLE-3 with a sliding window at equal data: acceptance by text, length and position, time, memory, disk.
+"""Draft methods at equal cost: acceptance by text, length, shape and position, time, memory, disk, and speed in engines.
 
-    python benchmarks/methods.py --seeds 42 43 44                the demo's target (after `make demo`, or it is made here)
-    python benchmarks/methods.py --size smollm2 --seeds 42       SmolLM2-135M; answers and states are made once for all
-    python benchmarks/methods.py --page                          keeps the report of the first seed too
+    python benchmarks/methods.py --seeds 42 43 44                       the demo's target, the same steps (after `make demo`)
+    python benchmarks/methods.py --size demo-times                      what a step takes: let nothing else run meanwhile
+    python benchmarks/methods.py --size demo-minutes --seeds 42 43 44   the same minutes of training; after demo-times
+    python benchmarks/methods.py --size smollm2                         SmolLM2-135M; answers and states are made once for all
+    python benchmarks/methods.py --engines                              the first seed's drafts in vLLM and llama.cpp too
 
-The methods are the variants of one run (config/run/glide-vs-eagle3.yaml here), so all train the same rows in the same steps.
-Snakemake trains and measures them in a copy of the workflow, .cache/benchmarks/methods. A cell is a method and a seed, and a
-line of benchmarks/results/methods.jsonl as soon as it is done: started again, the same command goes on behind the last one,
-and within a cell from the last checkpoint or prompt. Changed recipes or tasks make cells of their own. The table is
-benchmarks/results/methods.json; differences are to GLIDE of the same seed.
+The methods are the variants of one run (config/run/methods.yaml here), so all train the same rows in the same order. Snakemake
+trains and measures them in a copy of the workflow, .cache/benchmarks/methods. A cell is a method and a seed, and a line of
+benchmarks/results/methods.jsonl as soon as it is done: started again, the same command goes on behind the last one, and within
+a cell from the last checkpoint or prompt. Changed recipes or tasks make cells of their own. Every call writes the page of all
+cells that are there, benchmarks/results/methods.html, and its numbers, methods.json.
 """
 
 import argparse
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import machine
-from benchmarks.cells import Cell, fill, over_seeds
+from benchmarks.cells import Cell, fill
+from benchmarks.methods_page import write_page
 from benchmarks.workflow_copy import EXPERIMENTS, WorkflowCopy
 from longspec import jsonl
 from longspec.atomic_files import read_json, sha256_text
@@ -32,37 +34,48 @@ from longspec.config.run_file import read_run
 from longspec.methods import method_of
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import bytes_a_token, stored_tensors
+from longspec.workflow import paths
 
-GLIDE, EAGLE3, WINDOW = "GLIDE", "EAGLE-3", "EAGLE-3, window"
+GLIDE, EAGLE3, WINDOW, DFLASH = "GLIDE", "EAGLE-3", "EAGLE-3, window", "DFlash"
 CELLS = machine.RESULTS / "methods.jsonl"
 COPY = WorkflowCopy(machine.WORK / "methods")
-SUMS = ("new_tokens", "rounds", "mismatches", "near_ties")
+ENGINES = "engines"  # in place of a method: a line of what engines make of a seed's drafts
 
 
 @dataclass(frozen=True)
 class Size:
-    """A target's run, the variant of each method, and two tasks of one kind of text: the shortest and the longest prompts.
+    """A target's run, and the variant of each method.
 
-    config: further values for Snakemake's --config.
+    title: of its part of the page; config: further values for Snakemake's --config; stop: the steps after which each stage ends
+    and nothing is measured but these; times: the size of such steps, by which minutes are told; same_minutes: whether the
+    slowest method decides how many minutes all others are trained, and not the recipe's steps.
     """
 
+    title: str
     run: str
     model: str
     variants: dict[str, str]
-    ends: tuple[str, str]
     config: tuple[str, ...] = ()
+    stop: int | None = None
+    times: str | None = None
+    same_minutes: bool = False
 
 
-def size_of(name: str, run: str, model: str, ends: tuple[str, str], *config: str) -> Size:
-    """A size whose variants are named after it."""
-    return Size(run, model, {GLIDE: f"{name}-glide", EAGLE3: f"{name}-eagle3", WINDOW: f"{name}-eagle3-window"}, ends, config)
+def variants_of(name: str) -> dict[str, str]:
+    """The variants that are named after a target."""
+    return {
+        method: f"{name}-{method.lower().replace('-', '').replace(', ', '-')}" for method in (GLIDE, EAGLE3, WINDOW, DFLASH)
+    }
 
 
 # Half of SmolLM2's questions: a training on one core stays within 25 minutes.
 SMOLLM2 = "data={smollm2-questions: {records: 1800}}"
+DEMO = ("methods", "demo", variants_of("demo"))
 SIZES = {
-    "demo": size_of("demo", "glide-vs-eagle3", "demo", ("1k", "4k")),
-    "smollm2": size_of("smollm2", "smollm2-glide-vs-eagle3", "smollm2-135m", ("2k", "6k"), SMOLLM2),
+    "demo": Size("The demo's target, the same steps", *DEMO, times="demo-times"),
+    "demo-minutes": Size("The demo's target, the same minutes of training", *DEMO, times="demo-times", same_minutes=True),
+    "demo-times": Size("", *DEMO, stop=24),
+    "smollm2": Size("SmolLM2-135M, the same steps", "smollm2-methods", "smollm2-135m", variants_of("smollm2"), (SMOLLM2,)),
 }
 
 
@@ -79,24 +92,56 @@ def identity(size: str, method: str, seed: int) -> Cell:
 def make_cell(which: Cell, cores: str) -> Cell:
     """Train and measure one method from one seed, and read what came of it."""
     size = SIZES[which["size"]]
-    run, stages, variant = seeded(size, which["seed"]), stages_of(size.run, EXPERIMENTS), size.variants[which["method"]]
+    run, stages, variant = run_of(which), stages_of(size.run, EXPERIMENTS), size.variants[which["method"]]
     folder = f"results/{run}/{variant}"
-    made = f"{folder}/evaluation/{stages[-1]}.jsonl"
+    made = f"{folder}/{stages[-1]}/checkpoint.json" if size.stop else f"{folder}/evaluation/{stages[-1]}.jsonl"
     COPY.make(made, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *size.config)
     training = {stage: trained(list(jsonl.read(COPY.folder / folder / stage / "metrics.jsonl"))) for stage in stages}
+    found: Cell = {"cores": cores, "training": training}
+    if size.stop:
+        return found
     recipe = load(COPY.folder / folder / stages[-1] / "recipe.yaml", Recipe)
-    return {
-        "cores": cores,
-        "training": training,
+    return found | {
         "bytes_a_token": stored_bytes(recipe, COPY.folder / f"models/{size.model}/target_manifest.json"),
         "acceptance": measured(list(jsonl.read(COPY.folder / made))),
     }
 
 
-def seeded(size: Size, seed: int) -> str:
-    """The name of the size's run with a seed, which is written into the copy."""
-    values = {stage: {"recipe": {"seed": seed}} for stage in stages_of(size.run, EXPERIMENTS)}
-    return COPY.add_run(f"{size.run}-seed-{seed}", size.run, values)
+def run_of(which: Cell) -> str:
+    """The name of the run of a cell, which is written into the copy."""
+    size = SIZES[which["size"]]
+    stages = stages_of(size.run, EXPERIMENTS)
+    values: dict[str, dict[str, Any]] = {stage: {"recipe": {"seed": which["seed"]}} for stage in stages}
+    name = f"{size.run}-seed-{which['seed']}"
+    if size.stop:
+        name += "-times"
+        for stage in stages:
+            values[stage]["recipe"]["steps"] = size.stop
+    if size.same_minutes:
+        times = {cell["method"]: cell["training"] for cell in current() if cell["size"] == size.times}
+        if times.keys() != size.variants.keys():
+            sys.exit(f"error: --size {which['size']}: first make those of --size {size.times}")
+        name += f"-minutes-{size.variants[which['method']]}"
+        for stage in stages:
+            steps = compose_stage(size.run, size.variants[GLIDE], stage, EXPERIMENTS).recipe.steps
+            values[stage]["recipe"]["steps"] = steps_of_equal_minutes(times, which["method"], stage, steps)
+    return COPY.add_run(name, size.run, values)
+
+
+def steps_of_equal_minutes(times: dict[str, Any], method: str, stage: str, steps: int) -> int:
+    """The steps that a method makes while the slowest one makes so many."""
+    slowest = max(training[stage]["seconds_a_step"] for training in times.values())
+    return round(steps * slowest / times[method][stage]["seconds_a_step"])
+
+
+def serve(which: Cell, cores: str) -> Cell:
+    """Measure a seed's drafts in every engine that is installed and loads them."""
+    run, environments = run_of(which | {"method": GLIDE}), COPY.folder / ".venv-serve"
+    if not environments.exists():
+        environments.symlink_to(machine.ROOT / ".venv-serve")
+    numbers = paths.SERVES_PAGE.format(run=run).replace(".html", ".json")
+    COPY.make(numbers, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *SIZES[which["size"]].config)
+    return {"served": read_json(COPY.folder / numbers)["variants"]}
 
 
 def trained(steps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,19 +156,25 @@ def trained(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def measured(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of an evaluation's lines, by task and shape: sums, and for each position how often its token was kept and was reached."""
+    """Of an evaluation's lines, by task and shape: sums, kept and reached of each position, and each prompt's own counts."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault(json.dumps([line["task"], line["shape"]]), []).append(line)
     return [
         {
             **{name: held[0][name] for name in ("task", "shape")},
-            "prompts": len(held),
-            **{name: sum(line[name] for line in held) for name in SUMS},
+            **{name: sum(line[name] for line in held) for name in ("mismatches", "near_ties")},
             "positions": summed([line["positions"] for line in held]),
+            "prompts": [[line[name] for name in ("record", "new_tokens", "rounds")] for line in held],
         }
         for held in groups.values()
     ]
+
+
+def length(rows: Sequence[dict[str, Any]]) -> float:
+    """Tokens a round of such groups."""
+    counts = [prompt for row in rows for prompt in row["prompts"]]
+    return sum(new for _, new, _ in counts) / sum(rounds for _, _, rounds in counts)
 
 
 def summed(positions: list[list[list[int]]]) -> list[list[int]]:
@@ -139,70 +190,35 @@ def stored_bytes(recipe: Any, target: Path) -> dict[str, int]:
     return {name: bytes_a_token(stored_tensors(reads, "bfloat16", k)) for name, k in (("whole", None), ("top_64", 64))}
 
 
-def figures(cell: Cell) -> dict[str, float]:
-    """The numbers of a cell that stand in the table, of chains alone.
-
-    Tokens a round over all tasks and by task, `flat`: those of the longest prompts over those of the shortest; the share of
-    rounds with all tokens before it in which each drafted token was kept, over all tasks; and what training took.
-    """
-    chains = [row for row in cell["acceptance"] if isinstance(row["shape"], int)]
-    tasks = list(dict.fromkeys(row["task"] for row in chains))
-    found = {name: length([row for row in chains if name in (row["task"], "all")]) for name in ("all", *tasks)}
-    short, long = SIZES[cell["size"]].ends
-    found["flat"] = found[long] / found[short]
-    positions = summed([row["positions"] for row in chains])
-    found |= {f"position {place}": kept / reached for place, (kept, reached) in enumerate(positions, 1) if reached}
-    stages = cell["training"].values()
-    return found | {
-        "seconds": sum(stage["seconds"] for stage in stages),
-        "seconds a step": sum(stage["seconds"] for stage in stages) / sum(stage["steps"] for stage in stages),
-        "peak GiB": max(stage["peak_bytes"] for stage in stages) / 2**30,
-        "tokens trained": sum(stage["tokens"] for stage in stages),
-        "bytes a token offline": cell["bytes_a_token"]["whole"],
-        "bytes a token offline, top 64": cell["bytes_a_token"]["top_64"],
-    }
+def is_current(cell: Cell) -> bool:
+    """Whether a cell was made of what its recipes and tasks are now."""
+    method = GLIDE if cell["method"] == ENGINES else cell["method"]
+    known = cell["size"] in SIZES and method in SIZES[cell["size"]].variants
+    return known and identity(cell["size"], method, cell["seed"])["decided_by"] == cell["decided_by"]
 
 
-def length(rows: list[dict[str, Any]]) -> float:
-    """Tokens a round."""
-    return sum(row["new_tokens"] for row in rows) / sum(row["rounds"] for row in rows)
-
-
-def table(cells: Sequence[Cell]) -> dict[str, Any]:
-    """By size and method, each figure over the seeds, and its difference to GLIDE over those seeds that both have."""
-    told: dict[str, Any] = {}
-    for size, method in ((name, method) for name in SIZES for method in SIZES[name].variants):
-        own, glide = ({c["seed"]: figures(c) for c in cells if (c["size"], c["method"]) == (size, m)} for m in (method, GLIDE))
-        for figure in dict.fromkeys(figure for numbers in own.values() for figure in numbers):
-            values = {seed: numbers[figure] for seed, numbers in own.items() if figure in numbers}
-            told.setdefault(size, {}).setdefault(method, {})[figure] = row = over_seeds(list(values.values()))
-            both = [value - glide[seed][figure] for seed, value in values.items() if figure in glide.get(seed, ())]
-            if method != GLIDE and both:
-                row["to GLIDE"] = over_seeds(both)
-    return told
+def current() -> list[Cell]:
+    """The cells of the file that were made of what their recipes and tasks are now."""
+    return [cell for cell in jsonl.read(CELLS) if is_current(cell)] if CELLS.is_file() else []
 
 
 def main() -> None:
-    """Make the cells that are missing, and the table of all that are there."""
+    """Make the cells that are missing, and the page of all that are there."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=list(SIZES), default="demo")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[42, 43, 44])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[42])
     parser.add_argument("--cores", default="all", help="as of snakemake; times of cells made with other numbers do not compare")
-    parser.add_argument("--page", action="store_true", help="measure the baselines of the first seed too, and keep its report")
+    parser.add_argument("--engines", action="store_true", help="measure the first seed's drafts in vLLM and llama.cpp too")
     options = parser.parse_args()
     size = SIZES[options.size]
     COPY.refresh()
-    COPY.take([f"models/{size.model}", *(["data"] if options.size == "demo" else [])])
+    COPY.take([f"models/{size.model}", *(["data"] if size.model == "demo" else [])])
     wanted = [identity(options.size, method, seed) for seed in options.seeds for method in size.variants]
     fill(CELLS, wanted, lambda which: make_cell(which, options.cores))
-    if options.page:
-        page = f"results/{seeded(size, options.seeds[0])}/report.html"
-        config = (f"runs=[{Path(page).parent.name}]", "keep_states=true", *size.config)
-        COPY.make(page, "--cores", options.cores, "--config", *config)
-        shutil.copy2(COPY.folder / page, machine.RESULTS / f"methods_{options.size}.html")
-    known = [identity(name, method, 0) for name in SIZES for method in SIZES[name].variants]
-    cells = [cell for cell in jsonl.read(CELLS) if any((one | {"seed": cell["seed"]}).items() <= cell.items() for one in known)]
-    machine.write("methods", {"machine": machine.describe(("torch", "transformers", "deepspeed")), "sizes": table(cells)})
+    if options.engines:
+        engines = identity(options.size, GLIDE, options.seeds[0]) | {"method": ENGINES}
+        fill(CELLS, [engines], lambda which: serve(which, options.cores))
+    write_page(machine.RESULTS, {name: (one.title, one.times) for name, one in SIZES.items() if one.title}, current())
 
 
 if __name__ == "__main__":

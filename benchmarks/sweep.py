@@ -51,7 +51,7 @@ class Size:
     config: tuple[str, ...] = ()
 
 
-RUN = "smollm2-glide-vs-eagle3"
+RUN = "smollm2-methods"
 ON_SMOLLM2 = {"glide": (RUN, "smollm2-glide"), "eagle3": (RUN, "smollm2-eagle3-window")}
 SIZES = {
     "demo": Size(DEMO, WorkflowCopy(machine.WORK / "sweep")),

@@ -132,8 +132,8 @@ NEWER = {  # than these texts
     *("demo-offline", "demo-eagle3-offline", "llama3.1-8b-eagle3-offline"),
     *("smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-gsm8k"),
     *("llama3.1-8b-eagle3-sharegpt", "llama3.1-8b-eagle3-sharegpt-offline"),
-    *("glide-vs-eagle3", "demo-glide", "demo-eagle3-window"),
-    *("smollm2-glide-vs-eagle3", "smollm2-eagle3-window"),
+    *("methods", "demo-glide", "demo-eagle3-window", "demo-dflash"),
+    *("smollm2-methods", "smollm2-eagle3-window"),
 }
 
 

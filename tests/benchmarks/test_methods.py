@@ -1,8 +1,8 @@
-"""What the comparison of the methods computes of lines, and that its cells are made once."""
+"""What the comparison of the methods computes of lines, that its cells are made once, and what its page tells."""
 
 import json
 import math
-from collections import Counter
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,25 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from benchmarks import methods
+from benchmarks import methods, methods_page
 from benchmarks.cells import Cell, fill, over_seeds
 from longspec.config.run_file import read_run
 from longspec.decode.texts import Row
 
 DEPTH = 4
+TREE = [2, 1, 1, 1]
 
 
-def line(task: str, accepted: list[int], shape: Any = DEPTH) -> dict[str, Any]:
+def line(task: str, record: int, accepted: list[int], shape: Any = DEPTH) -> dict[str, Any]:
     """An evaluation's line of a prompt whose rounds kept so many drafted tokens."""
     row = Row(ids=[0] * (1 + sum(accepted) + len(accepted)), accepted=accepted)
-    counts = {"new_tokens": row.new_tokens, "rounds": row.rounds, "mismatches": 0, "near_ties": 0}
+    counts = {"record": record, "new_tokens": row.new_tokens, "rounds": row.rounds, "mismatches": 0, "near_ties": 0}
     return {"task": task, "shape": shape, "positions": row.position_acceptance(DEPTH), **counts}
 
 
 def cell(method: str, seed: int, lines: list[dict[str, Any]], seconds: float = 1.0) -> Cell:
     """A cell with these measurements."""
-    steps = [{"seconds": seconds, "tokens": 8, "labels": 7, "peak_rss_bytes": 2**30}] * 3
+    steps = [{"seconds": seconds, "tokens": 8, "labels": 7, "peak_rss_bytes": 2**30}] * 12
     return {
         "size": "demo",
         "method": method,
@@ -38,40 +39,70 @@ def cell(method: str, seed: int, lines: list[dict[str, Any]], seconds: float = 1
     }
 
 
-def test_figures_are_those_of_all_rounds_put_together() -> None:
-    rounds = {"1k": [[4, 0, 2], [1, 4]], "4k": [[0, 0, 3]], "cot": [[2]]}
-    lines = [line(task, accepted) for task, held in rounds.items() for accepted in held]
-    found = methods.figures(cell(methods.GLIDE, 0, lines, seconds=0.5))
-    of_task = {task: [kept for accepted in held for kept in accepted] for task, held in rounds.items()}
-    every = [kept for held in of_task.values() for kept in held]
-    for task, held in [*of_task.items(), ("all", every)]:
-        assert found[task] == pytest.approx(1 + sum(held) / len(held))  # the target's own token, and those that were kept
-    assert found["flat"] == pytest.approx(found["4k"] / found["1k"])
-    kept = Counter(every)
-    for place in range(1, DEPTH + 1):
-        reached = sum(count for number, count in kept.items() if number >= place - 1)
-        assert found[f"position {place}"] == pytest.approx(sum(n for number, n in kept.items() if number >= place) / reached)
-    assert (found["seconds"], found["seconds a step"], found["tokens trained"]) == (3.0, 0.5, 48)
+def drawn(seed: int, kept: int) -> list[dict[str, Any]]:
+    """Lines of 20 records of two tasks, whose rounds keep 0 to so many tokens, by chains and by trees."""
+    numbers = random.Random(seed)
+    return [
+        line(task, record, [numbers.randint(0, kept) for _ in range(6)], shape)
+        for shape in (DEPTH, TREE)
+        for task in ("1k", "4k")
+        for record in range(20)
+    ]
 
 
-def test_trees_are_kept_and_chains_told() -> None:
-    lines = [line("1k", [1]), line("4k", [1]), line("1k", [4], [2, 1, 1, 1]), line("4k", [4], [2, 1, 1, 1])]
-    assert len(methods.measured(lines)) == 4
-    assert methods.figures(cell(methods.GLIDE, 0, lines))["all"] == 2.0
+def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
+    lines = {(method, seed): drawn(seed, kept) for method, kept in ((methods.GLIDE, 2), (methods.DFLASH, 4)) for seed in (1, 2)}
+    told = methods_page.numbers_of([cell(*key, held) for key, held in lines.items()], [cell(methods.GLIDE, 0, [], 0.5)])
+    assert (told["first"], list(told["methods"])) == (methods.GLIDE, [methods.GLIDE, methods.DFLASH])
+    for shape, place in ((DEPTH, 0), (TREE, 1)):
+        means = {}
+        for method, row in told["methods"].items():
+            chosen = [one for (name, _), held in lines.items() if name == method for one in held if one["shape"] == shape]
+            means[method] = sum(one["new_tokens"] for one in chosen) / sum(one["rounds"] for one in chosen)
+            assert row["lengths"][place]["tasks"]["all"]["mean"] == pytest.approx(means[method])
+            assert len(row["lengths"][place]["each"]) == 2
+        difference = told["methods"][methods.DFLASH]["lengths"][place]["differences"]["all"]
+        assert difference["mean"] == pytest.approx(means[methods.DFLASH] - means[methods.GLIDE])
+        # The bootstrap over records, those of a task among themselves, is the independent interval.
+        numbers, ends = np.random.default_rng(0), []
+        for _ in range(2000):
+            sums = dict.fromkeys((methods.GLIDE, methods.DFLASH), np.zeros(2))
+            for task in ("1k", "4k"):
+                records = numbers.integers(0, 20, 20)
+                for (method, _), held in lines.items():
+                    of_task = [one for one in held if one["shape"] == shape and one["task"] == task]
+                    counts = np.array([[one["new_tokens"], one["rounds"]] for one in of_task])
+                    sums[method] = sums[method] + counts[records].sum(0)
+            ends.append(sums[methods.DFLASH][0] / sums[methods.DFLASH][1] - sums[methods.GLIDE][0] / sums[methods.GLIDE][1])
+        low, high = np.quantile(ends, [0.025, 0.975])
+        assert (difference["low"], difference["high"]) == (pytest.approx(low, abs=0.04), pytest.approx(high, abs=0.04))
+    assert told["methods"][methods.GLIDE]["lengths"][0]["differences"] is None
+    assert (told["methods"][methods.GLIDE]["steps"], told["methods"][methods.GLIDE]["minutes"]) == (24, pytest.approx(0.2))
+    assert told["methods"][methods.DFLASH]["minutes"] is None
 
 
-def test_differences_pair_the_seeds_that_both_have() -> None:
-    def lines(kept: int) -> list[dict[str, Any]]:
-        return [line(task, [kept]) for task in ("1k", "4k")]
+def test_a_difference_is_of_the_seeds_that_both_have() -> None:
+    cells = [cell(methods.GLIDE, seed, drawn(seed, kept)) for seed, kept in ((1, 2), (2, 4))]
+    told = methods_page.numbers_of([*cells, cell(methods.WINDOW, 2, drawn(2, 4))], [])
+    assert told["methods"][methods.WINDOW]["lengths"][0]["differences"]["all"]["mean"] == 0
+    assert methods.EAGLE3 not in told["methods"]
 
-    glide = [cell(methods.GLIDE, seed, lines(kept)) for seed, kept in ((1, 1), (2, 2), (3, 2), (4, 4))]
-    other = [cell(methods.WINDOW, seed, lines(kept)) for seed, kept in ((3, 1), (2, 0), (1, 1))]
-    told = methods.table([*glide, *other])["demo"]
-    assert told[methods.GLIDE]["all"]["mean"] == pytest.approx(3.25)
-    assert "to GLIDE" not in told[methods.GLIDE]["all"]
-    difference = told[methods.WINDOW]["all"]["to GLIDE"]
-    assert sorted(difference["each"]) == [-2, -1, 0]
-    assert methods.EAGLE3 not in told
+
+def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.machine, "RESULTS", tmp_path)
+    cells = [cell(method, 1, drawn(1, kept)) for method, kept in ((methods.GLIDE, 2), (methods.DFLASH, 4))]
+    methods_page.write_page(tmp_path, {"demo": ("The demo's target", None), "smollm2": ("None yet", None)}, cells)
+    page = (tmp_path / "methods.html").read_text()
+    told = json.loads((tmp_path / "methods.json").read_text())["sizes"]["demo"]["methods"][methods.DFLASH]
+    for text in ("The demo&#39;s target", "Chains of 4", "Trees of 5", f"{told['lengths'][0]['tasks']['all']['mean']:.2f}"):
+        assert text in page
+    assert "None yet" not in page
+
+
+def test_equal_minutes_are_those_of_the_slowest_method() -> None:
+    times = {name: cell(name, 0, [], seconds)["training"] for name, seconds in ((methods.GLIDE, 0.5), (methods.EAGLE3, 2.0))}
+    assert methods.steps_of_equal_minutes(times, methods.GLIDE, "base", 12) == 48
+    assert methods.steps_of_equal_minutes(times, methods.EAGLE3, "base", 12) == 12
 
 
 @pytest.mark.parametrize(
@@ -103,24 +134,24 @@ def test_cells_are_made_once_and_a_torn_one_again(tmp_path: Path) -> None:
     assert [json.loads(text) for text in path.read_text().splitlines()] == [*first, found[0]]
 
 
-@pytest.mark.parametrize("size", methods.SIZES)
-def test_all_methods_meet_the_same_data(size: str) -> None:
+@pytest.mark.parametrize(("size", "short", "long"), [("demo", "1k", "4k"), ("smollm2", "2k", "6k")])
+def test_all_methods_meet_the_same_data(size: str, short: str, long: str) -> None:
     run, variants = methods.SIZES[size].run, methods.SIZES[size].variants
     stages = methods.stages_of(run, methods.EXPERIMENTS)
     longest = []
     for stage in stages:
         recipes = [methods.compose_stage(run, variant, stage, methods.EXPERIMENTS).recipe for variant in variants.values()]
-        names = ("data", "optimizer", "global_batch", "epochs", "steps", "seed", "states", "model.name", "model.source")
+        names = ("data", "optimizer.lr", "global_batch", "epochs", "steps", "seed", "states", "model.name", "model.source")
         for name in names:
             assert len({str(OmegaConf.select(recipe, name)) for recipe in recipes}) == 1, name
-        glide, full, window = recipes
-        assert (glide.method.name, full.method.name, window.method.name) == ("glide", "eagle3", "eagle3")
+        glide, full, window, blocks = recipes
+        assert [one.method.name for one in recipes] == ["glide", "eagle3", "eagle3", "dflash"]
         assert (full.method.sliding_window, window.method.sliding_window) == (None, glide.draft.window)
         assert full.draft == window.draft
+        assert full.method.vocabulary == blocks.method.vocabulary
         longest.append(glide.data.sequence_length)
     tasks = read_run(run, [methods.EXPERIMENTS]).says.evaluation["tasks"]
-    short, long = (tasks[name] for name in methods.SIZES[size].ends)
-    assert short["data"] == long["data"]
-    assert long["context"][1] >= 4 * max(longest) - 1 >= long["context"][0]
+    assert tasks[short]["data"] == tasks[long]["data"]
+    assert tasks[long]["context"][1] >= 4 * max(longest) - 1 >= tasks[long]["context"][0]
     identities = [methods.identity(size, method, 42)["decided_by"] for method in variants]
     assert len(set(identities)) == len(variants)

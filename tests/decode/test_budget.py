@@ -1,13 +1,15 @@
 """Trees by a budget: which nodes are taken, and when no further level is drafted."""
 
 from itertools import product
-from math import inf, log
+from math import exp, inf, log
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from longspec.decode.budget import grown, out_of_slots
+from longspec.decode.budget import calibrated, grown, out_of_slots
 from longspec.decode.levels import Budget
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -87,3 +89,40 @@ def test_a_budget_of_one_is_a_chain_of_one(method: str) -> None:
     by_shape = [speculate(target, drafter, prompts, max_new_tokens=60, shape=shape).rows for shape in (Budget(1, **ALL), 1)]
     assert by_shape[0] == by_shape[1]
     assert sum(sum(row.accepted) for row in by_shape[0]) > 0
+
+
+def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None:
+    """Of a draft with the third root of what is kept the power is 3, of one with the square a half; 1 stays."""
+    for power in (1.0, 3.0, 0.5):
+        numbers, budget, found = np.random.default_rng(0), Budget(4), []
+        for _ in range(3000):
+            kept_V = numbers.dirichlet(np.full(8, 0.5))
+            q_V = kept_V ** (budget.power / power)
+            path = [0, 1] if numbers.random() < kept_V.max() else [0]
+            budget = calibrated(budget, [[float(q_V.max() / q_V.sum()), 0.0]], [path])
+            found.append(budget.power)
+        assert np.mean(np.log(found[300:])) == pytest.approx(log(power), abs=0.1)
+
+
+def test_tokens_of_prompt_lookup_keep_no_promise() -> None:
+    budget = calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]])
+    assert budget.power == pytest.approx(exp(-0.5))
+    assert calibrated(budget, [[0.0, 0.0]], [[0]]) == budget
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rounds_learn_from_those_before(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = make_target(2, **DEPTHS[method])
+    drafter, propose, powers = make_drafter(method, target), type(make_drafter(method, target)).propose, []
+
+    def recorded(self: Any, given: Any, levels: Any, sampler: Sampler) -> DraftTree:
+        tree: DraftTree = propose(self, given, levels, sampler)
+        powers.append((levels.power, tree.promised))
+        return tree
+
+    monkeypatch.setattr(type(drafter), "propose", recorded)
+    speculate(target, drafter, [[3, 1, 4], [5, 9]], max_new_tokens=20, shape=Budget(6, **ALL))
+    assert powers[0][0] == 1 != powers[1][0]
+    for _, promised in powers:
+        assert promised is not None
+        assert all(0 <= each <= 1 + 1e-6 for row in promised for each in row)

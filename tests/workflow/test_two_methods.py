@@ -39,15 +39,15 @@ def another(settings: Settings, name: str, **method: object) -> None:
 def test_variants_of_one_run_may_be_of_two_methods(settings: Settings, root: Path) -> None:
     """Its states are stored, those of EAGLE-3 once for both."""
     settings.add_benchmarks(root)
-    run = "smollm2-glide-vs-eagle3"
-    variants = ["smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-window"]
+    run = "smollm2-methods"
+    variants = ["smollm2-glide", "smollm2-eagle3", "smollm2-eagle3-window", "smollm2-dflash"]
     plan = settings.plan(runs=[run])
     assert plan.variants[run] == variants
-    assert [plan.first_recipe(run, variant).method.name for variant in variants] == ["glide", "eagle3", "eagle3"]
+    assert [plan.first_recipe(run, variant).method.name for variant in variants] == ["glide", "eagle3", "eagle3", "dflash"]
     assert len({str([plan.rows(run, variant, stage) for stage in plan.stages[run]]) for variant in variants}) == 1
     assert plan.report_variants(run) == [f"--variant {variant}=results/{run}/{variant}" for variant in variants]
     stored = [{stage[:2] for stage in stages if stage[0] == run} for stages in StatesPlan(plan).readers.values()]
-    assert stored == [{(run, variants[0])}, {(run, variants[1]), (run, variants[2])}]
+    assert stored == [{(run, variants[0])}, {(run, variants[1]), (run, variants[2]), (run, variants[3])}]
 
 
 def test_two_runs_are_compared_by_all_that_their_reports_read(settings: Settings) -> None:

@@ -8,8 +8,10 @@ Shapes: B rows, W nodes of a level, C their likeliest children, K tokens of a sl
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from heapq import heappop, heappush
 from math import exp, log
+from statistics import fmean
 from typing import NamedTuple
 
 import torch
@@ -18,6 +20,8 @@ from torch import Tensor
 from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, TreeBuilder
+
+GAIN = 0.1  # by which the power grows when a promise of nothing is kept; more in the first rounds
 
 
 class Node(NamedTuple):
@@ -46,7 +50,7 @@ def grown(builder: TreeBuilder, shape: Levels | Budget, sampler: Sampler, logits
     for depth in range(1, shape.depth + 1):
         logits_BWV = logits()
         size = min(shape.nodes, logits_BWV.shape[1] * logits_BWV.shape[2])
-        scores_BC, parents_BC, tokens_BC = sampler.agreed(builder.likeliest(logits_BWV, size, sampler))
+        scores_BC, parents_BC, tokens_BC = sampler.agreed(builder.likeliest(logits_BWV * shape.power, size, sampler))
         first = len(rows[0])
         for row, *found in zip(rows, scores_BC.tolist(), parents_BC.tolist(), tokens_BC.tolist(), strict=True):
             row += [Node(score, depth, asked + int(parent), int(token)) for score, parent, token in zip(*found, strict=True)]
@@ -65,7 +69,8 @@ def out_of_slots(builder: TreeBuilder, budget: Budget, sampler: Sampler, logits_
 
     A path goes on by the next slot's likeliest token, or by the next one of its own.
     """
-    log_q_BDV = sampler.log_probabilities(logits_BDV[:, : budget.depth].flatten(0, 1)).unflatten(0, (len(logits_BDV), -1))
+    logits_BDV = logits_BDV[:, : budget.depth] * budget.power
+    log_q_BDV = sampler.log_probabilities(logits_BDV.flatten(0, 1)).unflatten(0, (len(logits_BDV), -1))
     best_BDK, tokens_BDK = log_q_BDV.topk(min(budget.nodes, log_q_BDV.shape[-1]), dim=-1)
     best_BDK, tokens_BDK = sampler.agreed(torch.stack([best_BDK, builder.of_target(tokens_BDK)]))
     rows = []
@@ -96,15 +101,17 @@ def _tree(rows: list[list[Node]], roots_B1: Tensor, budget: Budget) -> DraftTree
     counts = [Counter(row[number].depth for number in numbers) for row, numbers in zip(rows, kept, strict=True)]
     depths = [depth for depth in range(1, budget.depth + 1) for _ in range(max(count[depth] for count in counts))]
     starts = {depth: place for place, depth in reversed(list(enumerate(depths, 1)))}
-    tokens, parents, seen = [], [], []
+    tokens, parents, seen, promised = [], [], [], []
     for row, numbers in zip(rows, kept, strict=True):
         places, following = {0: 0}, dict(starts)
         held, above = [NOTHING] * len(depths), [0] * len(depths)
+        promised.append([0.0] * (1 + len(depths)))
         for number in numbers:
             node = row[number]
             place = places[number] = following[node.depth]
             following[node.depth] += 1
             held[place - 1], above[place - 1] = node.token, places[node.parent]
+            promised[-1][places[node.parent]] += exp(node.score - row[node.parent].score)
         lines = [[True] + [False] * len(depths)]
         for place, parent in enumerate(above, 1):
             lines.append(lines[parent].copy())
@@ -115,4 +122,24 @@ def _tree(rows: list[list[Node]], roots_B1: Tensor, budget: Budget) -> DraftTree
     device = roots_B1.device
     tokens_BS = torch.cat([roots_B1, torch.tensor(tokens, dtype=torch.int64, device=device)], dim=1)
     numbers_BS, seen_BSS = torch.tensor(parents, device=device), torch.tensor(seen, device=device)
-    return DraftTree(tokens_BS, numbers_BS, seen_BSS, torch.tensor([0, *depths], device=device), max([0, *depths]))
+    depths_S = torch.tensor([0, *depths], device=device)
+    return DraftTree(tokens_BS, numbers_BS, seen_BSS, depths_S, max([0, *depths]), promised=promised)
+
+
+def calibrated(budget: Budget, promised: list[list[float]], paths: list[list[int]]) -> Budget:
+    """Return the budget with a power under which its trees promise as much as is kept.
+
+    A draft learns how likely the target says a token. Greedy text follows the likeliest one, which it may say seldom.
+    promised: of each row's nodes, how likely one of its children is kept; paths: the nodes that were kept, from the root on;
+    those behind the promised ones are prompt lookup's.
+    """
+    errors = [
+        (place + 1 < len(path) and path[place + 1] < len(likely)) - likely[node]
+        for likely, path in zip(promised, paths, strict=True)
+        for place, node in enumerate(path)
+        if node < len(likely) and likely[node]
+    ]
+    if not errors:
+        return budget
+    gain = max(GAIN, 1 / (1 + budget.rounds))
+    return replace(budget, power=budget.power * exp(gain * fmean(errors)), rounds=budget.rounds + 1)

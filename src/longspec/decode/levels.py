@@ -16,12 +16,16 @@ class Budget:
     """A tree of the likeliest nodes by the product of the draft's probabilities, `nodes` and `depth` levels of them at most.
 
     step, node: what the probabilities must sum to, in kept tokens, that a further level is drafted, and that a node stays.
+    power: to which the draft's probabilities are taken, and normed again, before they say how likely a token is kept; it has
+    been learnt in so many rounds of a decoding.
     """
 
     nodes: int
     depth: int = DEEPEST
     step: float = 0.1
     node: float = 0.01
+    power: float = 1.0
+    rounds: int = 0
 
     def __str__(self) -> str:
         return f"{{nodes: {self.nodes}, depth: {self.depth}}}"

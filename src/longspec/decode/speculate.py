@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longspec.decode.budget import calibrated
 from longspec.decode.cache import compact, cut, select, tokens_ahead
 from longspec.decode.drafters import Drafter, DraftInput, check_drafter
-from longspec.decode.levels import DEFAULT_SHAPE, Shape, levels_of, size_of
+from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, levels_of, size_of
 from longspec.decode.prefill import Prefilled, check_decodable, prefill
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import OnTokens, Row, Stops, Texts
@@ -91,7 +92,9 @@ def speculate(
             clock.mark("draft")
             logits_BSV = run.forward(tree)
             clock.mark("target")
-            run.take(verify_tree(logits_BSV, tree, sampler).agreed(sampler), tree)
+            paths = run.take(verify_tree(logits_BSV, tree, sampler).agreed(sampler), tree)
+            if isinstance(levels, Budget) and tree.promised is not None:
+                levels = calibrated(levels, tree.promised, paths)
             clock.mark("rest")
     seconds = clock.take()
     return Decoded(run.texts.rows, sum(seconds.values()), seconds["draft"], seconds["target"])
@@ -131,9 +134,11 @@ class _Run:
         ).logits
         return logits_BSV.to(self.lengths_B.device)  # of a spread target they are where the tokens of its last caller were
 
-    def take(self, acceptance: Acceptance, tree: DraftTree) -> None:
-        """Make the kept path text; caches follow. The round's transfer to the host is here."""
-        kept_and_tokens = torch.cat([acceptance.kept_B[:, None], acceptance.tokens_BE], dim=1).tolist()
+    def take(self, acceptance: Acceptance, tree: DraftTree) -> list[list[int]]:
+        """Make the kept path text; caches follow. Return the path's nodes; the round's transfer to the host is here."""
+        told = (acceptance.kept_B[:, None], acceptance.tokens_BE, acceptance.path_BE)
+        kept_and_tokens = torch.cat(told, dim=1).tolist()
+        paths = [row[2 + tree.depth :][: row[0] + 1] for row in kept_and_tokens]
         before_B = self.lengths_B
         is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already
         self.lengths = [length + row[0] + 1 for length, row in zip(self.lengths, kept_and_tokens, strict=True)]
@@ -148,6 +153,7 @@ class _Run:
             check_drawn(tokens[: kept + 1])
             self.texts.rows[number].accepted.append(self.texts.add(number, tokens[: kept + 1]))
         self._leave_ended()
+        return paths
 
     def _leave_ended(self) -> None:
         """Go on without the rows whose text has ended; the others' caches are copied once then."""

@@ -34,7 +34,8 @@ class DraftTree:
     """Tokens that may follow each row's root. Node 0 is the root, then come the levels; all rows have the same levels.
 
     parents_BS holds node numbers; seen_BSS[b, s, t] says that t is s or above it. drawn_BSV: the distribution each node was
-    drawn from, for chains of which every token was; None: the nodes were chosen.
+    drawn from, for chains of which every token was; None: the nodes were chosen. promised: of a tree by a budget, for each row
+    and node, how likely one of its children is kept.
     """
 
     tokens_BS: Tensor
@@ -43,6 +44,7 @@ class DraftTree:
     depths_S: Tensor
     depth: int  # levels below the root
     drawn_BSV: Tensor | None = None
+    promised: list[list[float]] | None = None
 
     @property
     def is_chain(self) -> bool:
@@ -67,6 +69,7 @@ class DraftTree:
             seen_BSS,
             torch.cat([self.depths_S, torch.arange(first_depth, last_depth + 1, device=self.depths_S.device)]),
             max(self.depth, last_depth),
+            promised=self.promised,
         )
 
 
