@@ -60,7 +60,7 @@ def attend(
     if sinks_N is not None:
         return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if backend == SDPA and isinstance(visibility, Visibility) and not own:
-        return sdpa.attend(*everything, visibility, scale)
+        return sdpa.attend(everything[0], everything[1], everything[2], visibility, scale)
     from longspec.models.attention import blocks, chains  # which a text by torch's own kernels does without
 
     ways = blocks.WAYS if isinstance(visibility, blocks.BlockVisibility) else chains.WAYS
