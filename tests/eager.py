@@ -6,7 +6,7 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends
+from longspec.models.attention import backends, blocks, chains
 from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.sdpa import accumulated_in
 from longspec.models.attention.visibility import Visibility
@@ -75,6 +75,6 @@ def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Vis
     return weights_BNST.to(v_BKTD.dtype) @ values_BNTD, lse_BNS
 
 
-backends.BACKENDS[EAGER] = attend_chains
-backends.BLOCKS[EAGER] = attend_blocks
+chains.WAYS[EAGER] = attend_chains
+blocks.WAYS[EAGER] = attend_blocks
 backends.PARTS[EAGER] = attend_sinks

@@ -99,7 +99,7 @@ def block_cross_entropy(
 ) -> BlockSums:
     """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
 
-    kind: hard; soft, or tv or lk in its place (acceptance_losses.py). teacher: of N tokens; None only for hard labels. Slots
+    kind: hard; soft, or tv or lk in its place (teachers.py). teacher: of N tokens; None only for hard labels. Slots
     whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH gets a
     gradient where it requires one.
     """

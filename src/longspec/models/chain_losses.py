@@ -49,7 +49,7 @@ def chain_cross_entropy(
 
     Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of each step int64 [M],
     ascending, the tokens among the N whose next ones its rows predict; weights: of each step's loss. kind: soft, or tv or lk
-    in its place (acceptance_losses.py).
+    in its place (teachers.py).
     """
     wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
     sums_5K, target = torch.zeros(5, len(places), dtype=wide, device=device), torch.zeros((), dtype=wide, device=device)

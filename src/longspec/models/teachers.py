@@ -11,7 +11,16 @@ never negative, 0 where q gives each of K, and all the others together, what p g
 (merging outcomes loses information). How q shares the rest among its tokens is not taught. With k = V it is the cross entropy
 of the whole distribution.
 
-Shapes: N tokens, C tokens of a chunk, M rows, H hidden width, T target's vocabulary, V the tokens of the distributions.
+Other losses come nearer to how often a token that is drawn from q is kept: with probability a = sum_v min(p(v), q(v))
+(Leviathan et al. 2023, section 3.2):
+
+    tv    1 - a, the total variation
+    lk    w KL(p || q) + (1 - w) (1 - a) with w = exp(-3 a), a constant to the gradient (arXiv 2602.23881)
+
+The gradient of tv vanishes where the draft holds the target's tokens for impossible; lk begins with that of the divergence.
+
+Shapes: N tokens, C tokens of a chunk, M rows, H hidden width, T target's vocabulary, V the tokens of the distributions; O
+outcomes: all tokens; or the k likeliest ones, and all others together as the last.
 """
 
 from dataclasses import dataclass
@@ -20,12 +29,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.config.schema import SOFT
-from longspec.models.acceptance_losses import acceptance_loss
+from longspec.config.schema import LK, SOFT, TV
 
 # Of one of the k tokens: its number in int32, and its log-probability in float16, whose rounding moves a distribution 15 to 33
 # times less than bfloat16's (nats of divergence, k = 64 and 256, benchmarks/top_k_labels.py): no such number leaves its range.
 TOP_BYTES = 6
+FALL = 3.0  # how fast the divergence's weight falls with a
+
+
+def acceptance_loss(kind: str, p_NO: Tensor, q_NO: Tensor, cross_entropy_N: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the loss [N] of this kind and its gradient [N, O] with respect to the logits of the outcomes.
+
+    p_NO, q_NO: float, each row's sum 1; cross_entropy_N: -sum p log q of each row.
+    """
+    is_below_NO = q_NO < p_NO
+    kept_N1 = torch.minimum(p_NO, q_NO).sum(-1, keepdim=True)
+    # d(1 - a)/dq is -1 where q < p; through the softmax a token's part is q times (the mass of q there, less that -1).
+    gradient_NO = ((q_NO * is_below_NO).sum(-1, keepdim=True) - is_below_NO.to(q_NO.dtype)).mul_(q_NO)
+    if kind == TV:
+        return 1 - kept_N1[:, 0], gradient_NO
+    assert kind == LK, kind
+    weight_N1 = torch.exp(-FALL * kept_N1)
+    divergence_N = cross_entropy_N + torch.xlogy(p_NO, p_NO).sum(-1)
+    loss_N = torch.lerp(1 - kept_N1[:, 0], divergence_N, weight_N1[:, 0])
+    return loss_N, torch.lerp(gradient_NO, q_NO - p_NO, weight_N1)
 
 
 def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
@@ -61,7 +88,7 @@ class DenseLabels:
     def loss_and_gradient_(self, logits_MV: Tensor, kind: str = SOFT) -> Tensor:
         """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p.
 
-        kind: tv or lk is another loss (acceptance_losses.py).
+        kind: tv or lk is another loss.
         """
         log_q_MV = logits_MV.log_softmax(-1)
         loss_M = -torch.linalg.vecdot(self.p_NV, log_q_MV)
@@ -152,7 +179,7 @@ class SparseTeacher:
     def loss_and_gradient_(self, logits_NV: Tensor, kind: str = SOFT) -> Tensor:
         """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them.
 
-        kind: soft, the cross entropy; tv or lk (acceptance_losses.py).
+        kind: soft, the cross entropy; tv or lk.
         """
         tokens_Nk = self.tokens_Nk.long()
         p_Nk, rest_N1 = self._distribution(logits_NV.dtype, tokens_Nk.shape[1] < logits_NV.shape[1])

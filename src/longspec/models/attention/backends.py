@@ -19,18 +19,14 @@ from torch import Tensor
 from torch.utils._triton import has_triton
 from transformers import AttentionInterface
 
-from longspec.models.attention import blocks, chains, flash, flex, sdpa
-from longspec.models.attention.blocks import BlockVisibility
-from longspec.models.attention.chains import KeysValues, dense
+from longspec.models.attention import flash, flex, sdpa
 from longspec.models.attention.sdpa import Part
-from longspec.models.attention.visibility import TreeVisibility, Visibility, additive
+from longspec.models.attention.visibility import Remembering, TreeVisibility, Visibility, additive, dense
 
 _log = logging.getLogger(__name__)
 
 AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
-# Of a text, and of chains with keys of their own beside it; of drafted blocks, for which flash-attn has no kernel.
-BACKENDS: dict[str, Callable[..., Tensor]] = {FLASH: chains.by_flash, FLEX: chains.by_flex, SDPA: chains.by_sdpa}
-BLOCKS: dict[str, Callable[..., Tensor]] = {FLASH: blocks.by_flex, FLEX: blocks.by_flex, SDPA: blocks.by_sdpa}
+BACKENDS = (FLASH, FLEX, SDPA)
 # Output and log-sum-exp of a text, or of its last tokens, over itself.
 PARTS: dict[str, Callable[..., Part]] = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
@@ -39,11 +35,11 @@ def attend(
     q_BNSD: Tensor,
     k_BKTD: Tensor,
     v_BKTD: Tensor,
-    visibility: Visibility | BlockVisibility | TreeVisibility,
+    visibility: Remembering,
     scale: float,
     backend: str = AUTO,
     *,
-    own: Sequence[KeysValues] = (),
+    own: Sequence[tuple[Tensor, Tensor]] = (),
     sinks_N: Tensor | None = None,
 ) -> Tensor:
     """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key.
@@ -63,7 +59,12 @@ def attend(
         return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if sinks_N is not None:
         return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
-    return (BLOCKS if isinstance(visibility, BlockVisibility) else BACKENDS)[backend](visibility, scale, *everything)
+    if backend == SDPA and isinstance(visibility, Visibility) and not own:
+        return sdpa.attend(everything[0], everything[1], everything[2], visibility, scale)
+    from longspec.models.attention import blocks, chains  # which a text by torch's own kernels does without
+
+    ways = blocks.WAYS if isinstance(visibility, blocks.BlockVisibility) else chains.WAYS
+    return ways[backend](visibility, scale, *everything)
 
 
 def check_backend(name: str) -> None:

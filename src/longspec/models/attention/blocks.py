@@ -7,7 +7,7 @@ Shapes: B rows, A blocks of a row, W slots of a block, Q = A W queries, N query 
 head width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from longspec.models.attention import flex, sdpa
+from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.attention.chains import by_kernels
 from longspec.models.attention.sdpa import Call
 from longspec.models.attention.visibility import Remembering
@@ -95,3 +96,7 @@ def by_flex(visibility: BlockVisibility, scale: float, q_BNQD: Tensor, k: Tensor
     arguments = (*visibility.text_bounds_BQ(), keys.shape[2], visibility.slots, visibility.window is not None)
     mask = visibility.once(("flex", keys.shape[2]), partial(flex.block_mask, *arguments))
     return flex.attend(mask, q_BNQD, keys, values, scale, with_lse=False)[0]
+
+
+# flash-attn has no kernel for blocks.
+WAYS: dict[str, Callable[..., Tensor]] = {FLASH: by_flex, FLEX: by_flex, SDPA: by_sdpa}

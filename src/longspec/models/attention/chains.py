@@ -7,14 +7,15 @@ sum of its exponentials, of which both know the logarithm.
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S chains, J own keys of a chain, D head width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspec.models.attention import flash, flex, sdpa
-from longspec.models.attention.visibility import Visibility
+from longspec.models.attention.backends import FLASH, FLEX, SDPA
+from longspec.models.attention.visibility import Visibility, dense
 
 KeysValues = tuple[Tensor, Tensor]  # keys after RoPE and values, [B, K, S, D] each
 # Elements of the queries that own keys are merged with at a time: on a CPU what its caches hold, on a GPU what occupies it.
@@ -140,11 +141,6 @@ def _grouped(x_BNSD: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     return x_BNSD.unflatten(1, (heads, -1)).to(dtype)
 
 
-def dense(x: Tensor) -> Tensor:
-    """Kernels read vectors in one piece; gradients may be one number, repeated."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
 def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
     """Spans of chains that are handled at once."""
     rows, heads, length, width = q_BNSD.shape
@@ -177,3 +173,6 @@ def by_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor
     if not own:
         return flex.attend(flex.text_mask(visibility, q_BNSD, k_BKSD), q_BNSD, k_BKSD, v_BKSD, scale, with_lse=False)[0]
     return _Merge.apply(*flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale), scale, q_BNSD, *own)
+
+
+WAYS: dict[str, Callable[..., Tensor]] = {FLASH: by_flash, FLEX: by_flex, SDPA: by_sdpa}

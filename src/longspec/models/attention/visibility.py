@@ -141,6 +141,11 @@ def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
+def dense(x: Tensor) -> Tensor:
+    """Kernels read vectors in one piece; gradients may be one number, repeated."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
 def nothing_seen(q_BNSD: Tensor, *keys_and_values: Tensor) -> Tensor:
     """The attention output where no query sees a key: zeros that hang on all inputs.
 
