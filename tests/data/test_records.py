@@ -125,6 +125,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "tools[0].name", "is missing or null"),
     ({"messages": [ASKED, ANSWERED], "chat_template_kwargs": [1]}, "chat_template_kwargs", "must be an object"),
+    ({"messages": [ASKED, ANSWERED], "train_thoughts": False}, "train_thoughts", "thoughts are always trained"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "image_url"}]}, ANSWERED]},
         "messages[0].content[1].type",

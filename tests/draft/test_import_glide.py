@@ -27,11 +27,11 @@ def weights() -> dict[str, torch.Tensor]:
     return {name: torch.randn_like(tensor) for name, tensor in state.items()}
 
 
-def folder_of(path: Path, state: dict[str, torch.Tensor]) -> Path:
+def folder_of(path: Path, state: dict[str, torch.Tensor], **changed: object) -> Path:
     """As sail/longspec-* have it."""
     path.mkdir()
     save_file({name: tensor.half() for name, tensor in state.items()}, path / "model.safetensors")
-    write_json(path / "config.json", CONFIG.to_dict() | {"architectures": ["Qwen2GlideDecoderLayer"]})
+    write_json(path / "config.json", CONFIG.to_dict() | {"architectures": ["Qwen2GlideDecoderLayer"]} | changed)
     return path
 
 
@@ -51,6 +51,19 @@ def test_its_weights_are_taken_as_they_are(tmp_path: Path, target: Path, verb: V
     for name, tensor in state.items():
         assert torch.equal(found[name], torch.zeros_like(tensor) if name in UNUSED else tensor), name
     assert read_json(out / "config.json")["draft"] == "glide"
+
+
+def test_a_draft_of_another_target_is_refused(tmp_path: Path, target: Path, verb: Verb) -> None:
+    with pytest.raises(SystemExit, match=r"config\.json: hidden_size: is 64, the target's is 32"):
+        verb(
+            "import",
+            folder_of(tmp_path / "published", weights(), hidden_size=64),
+            "--target",
+            target,
+            "--out",
+            tmp_path / "out",
+        )
+    assert not (tmp_path / "out").exists()
 
 
 class Payload:

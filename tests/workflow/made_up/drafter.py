@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.levels import Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree, TreeBuilder, draft_to_target_of
+from longspec.decode.tree import DraftToTarget, DraftTree, TreeBuilder
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.tensors import FINAL
 
@@ -22,8 +22,10 @@ class MadeUpDrafter(Drafter):
     reads = (FINAL,)
 
     def __init__(self, target: Any, layer: nn.Module, vocabulary: DraftVocabulary | None = None) -> None:
-        self.target, self.layer, self.draft_to_target = target, layer, draft_to_target_of(vocabulary, target.device)
-        self.proposed = None if vocabulary is None else len(vocabulary.ids)
+        self.target, self.layer, self.draft_to_target, self.proposed = target, layer, None, None
+        if vocabulary is not None:
+            ids_V, self.proposed = torch.tensor(vocabulary.ids, device=target.device), len(vocabulary.ids)
+            self.draft_to_target = DraftToTarget(ids_V, vocabulary.size)
         self.newest_BH = torch.empty(0)  # of the token before the root
 
     def check(self, target: Any) -> None:

@@ -154,6 +154,8 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
 
 def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
+    if record.get("train_thoughts") is False:
+        raise RecordError("train_thoughts", "is false, but thoughts are always trained: remove the field, or the thoughts")
     arguments = read_template_arguments(record.get("chat_template_kwargs"))
     whole = Chat(chat.messages, read_tools(record.get("tools")), arguments)
     return whole if whole.is_plain else replace(whole, messages=[_with_thought(message) for message in whole.messages])

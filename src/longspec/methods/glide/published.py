@@ -7,11 +7,14 @@ from typing import Any
 
 from torch import Tensor
 
-from longspec.methods.draft_files import TRAINING_PREFIX
+from longspec.methods.draft_files import CONFIG, TRAINING_PREFIX
 from longspec.methods.glide.layer import FINAL_NORM, UNUSED
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED
 from longspec.models.weight_files import read_folder, read_tensors
+
+# What the layer takes of the target's configuration, where the draft's own says it too.
+SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
 
 
 def read_published(
@@ -19,8 +22,16 @@ def read_published(
 ) -> tuple[dict[str, Tensor], Draft]:
     """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
 
-    folder: or its file of weights; config, embeddings: not read.
+    folder: or its file of weights; config: of its config.json, {} for a file; embeddings: not read. Raises ValueError with
+    file, key and both values for a draft of another target.
     """
+    for name in SHAPE:
+        wanted = getattr(target, name, None)
+        if name in config and config[name] != wanted:
+            raise ValueError(
+                f"{folder / CONFIG}: {name}: is {config[name]!r}, the target's is {wanted!r}: a draft of another target; give "
+                "that target, or another draft"
+            )
     found = read_tensors(folder) if folder.is_file() else read_folder(folder)
     state = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in found.items()}
     final_norm = any(FINAL_NORM in name for name in state)
