@@ -1,11 +1,10 @@
 """One job at a time writes into a folder, on whichever machine of a cluster it runs: a stage's, or a shard's of answers.
 
-    out/lease.json: {"holder", "job", "host", "boot", "pid", "since"}; its time is the holder's last beat, 0 when given back
+    out/lease.json: {"holder", "job", "host", "boot", "pid", "since", "released"}; its time is the holder's last beat
 
 A lock of the file system answers at once, where it reaches all machines. Where it does not, a holder lives whose beat moves
 while another watches it; the clocks of two machines are never compared. A holder that was taken for dead finds another's
-name in the file as soon as it goes on, and ends before it writes anything else. So does one of two that take over at once.
-filelock's lease is no such thing on NFS: it takes no stale one over where two names cannot be exchanged.
+name in the file as soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
 """
 
 import fcntl
@@ -27,6 +26,8 @@ from longspec.slurm import own_job
 LEASE, LOCK = "lease.json", ".lock"
 BEAT = 10.0  # seconds between two beats
 STALE = 120.0  # a holder whose beat stands still for so long is gone
+SETTLE = 0.5  # in which another that takes the folder over in the same moment shows
+HELD, RELEASED = b'"released": false', b'"released": true '  # equally long: one is written over the other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -36,11 +37,7 @@ class LeaseFile:
 
     holder: dict[str, Any]  # empty for a file that is no JSON: somebody's, of whom nothing is known
     beat: int
-
-    @property
-    def is_released(self) -> bool:
-        """Tell whether its holder has given the folder back."""
-        return self.beat == 0
+    is_released: bool  # given back by its holder
 
     def __str__(self) -> str:
         job, host, pid = (self.holder.get(name) for name in ("job", "host", "pid"))
@@ -58,7 +55,7 @@ def read(out: Path) -> LeaseFile | None:
     holder: dict[str, Any] = {}
     with suppress(TypeError, ValueError):
         holder = dict(json.loads(text))
-    return LeaseFile(holder, beat)
+    return LeaseFile(holder, beat, bool(holder.get("released")))
 
 
 class Lease:
@@ -93,9 +90,10 @@ class Lease:
     def release(self) -> None:
         """Give the folder back."""
         self._ended.set()
-        self._thread.join(BEAT)  # no beat comes after
         with suppress(OSError):
-            os.utime(self._file.fileno(), (0, 0))
+            text = os.pread(self._file.fileno(), 2**16, 0)
+            os.pwrite(self._file.fileno(), RELEASED, text.rindex(HELD))
+            os.fsync(self._file.fileno())
         self._lock.close()
 
 
@@ -112,16 +110,8 @@ def acquire(out: Path, host: str | None = None) -> Lease:
         raise _refusal(out, read(out)) from None
     except OSError:  # a file system without locks
         is_locked = False
-    _wait_until_free(out, machine if is_locked else None)
-    holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
-    content = {"holder": holder, "job": own_job(), **machine, "pid": os.getpid(), "since": since}
-    beside = out / f".{LEASE}.{holder}.tmp"
-    file = beside.open("xb", buffering=0)
-    file.write(json.dumps(content, indent=2).encode() + b"\n")
-    os.fsync(file.fileno())
-    beside.replace(out / LEASE)
-    fsync_path(out)
-    return Lease(out, holder, file, lock)
+    before = _wait_until_free(out, machine if is_locked else None)
+    return Lease(out, *_write(out, machine, before), lock)
 
 
 def _refusal(out: Path, found: LeaseFile | None) -> ValueError:
@@ -132,23 +122,45 @@ def _refusal(out: Path, found: LeaseFile | None) -> ValueError:
     return ValueError(f"{out}: another job is writing here ({who}); wait for it or {end}, then start again")
 
 
-def _wait_until_free(out: Path, machine: dict[str, str] | None) -> None:
-    """Return once the lease may be taken over. Raises ValueError when its holder lives.
+def _wait_until_free(out: Path, machine: dict[str, str] | None) -> LeaseFile | None:
+    """Return the lease that may be taken over. Raises ValueError when its holder lives.
 
     machine: of this process, which has the folder's lock; None without it. A holder of this machine has then lost its own.
     """
     found = read(out)
     if found is None or found.is_released:
-        return
+        return found
     if machine is not None and machine.items() <= found.holder.items():
         log(f"{out / LEASE}: taken over from {found}, which is gone")
-        return
+        return found
     log(f"{out / LEASE}: held by {found}; waiting up to {STALE:g} s for a sign of life from it")
     until = time.monotonic() + STALE
     while (left := until - time.monotonic()) > 0:
         time.sleep(min(left, BEAT / 2))
         if (now := read(out)) != found:
             if now is None or now.is_released:
-                return
+                return now
             raise _refusal(out, now)
     log(f"{out / LEASE}: taken over from {found}, which has given no sign of life for {STALE:g} s")
+    return found
+
+
+def _write(out: Path, machine: dict[str, str], before: LeaseFile | None) -> tuple[str, BinaryIO]:
+    """Put a lease of our own into the place of `before`; its holder's id and its file. Raises ValueError if another did."""
+    holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
+    content = {"holder": holder, "job": own_job(), **machine, "pid": os.getpid(), "since": since, "released": False}
+    beside = out / f".{LEASE}.{holder}.tmp"
+    file = beside.open("x+b", buffering=0)
+    try:
+        file.write(json.dumps(content, indent=2).encode() + b"\n")
+        os.fsync(file.fileno())
+        if (now := read(out)) != before:
+            raise _refusal(out, now)
+        beside.replace(out / LEASE)
+    finally:
+        beside.unlink(missing_ok=True)
+    fsync_path(out)
+    time.sleep(SETTLE)
+    if (now := read(out)) is None or now.holder.get("holder") != holder:
+        raise _refusal(out, now)
+    return holder, file

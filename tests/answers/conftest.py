@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
-from longspec import jsonl
+from longspec import jsonl, lease
 from longspec.answers import shard
 from longspec.answers.settings import parse
 from longspec.atomic_files import describe_files, files_below, read_json, write_json
@@ -65,6 +65,12 @@ def write_chats(folder: Path, train: list[dict[str, Any]], held_out: list[dict[s
     described = describe_files(folder, list(files))
     write_json(folder / "manifest.json", {"name": "chats", "settings": {}, "files": described, "records": counts})
     return folder / "manifest.json"
+
+
+@pytest.fixture(autouse=True)
+def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else takes a shard's folder: no job waits to see."""
+    monkeypatch.setattr(lease, "SETTLE", 0.0)
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,9 @@ class Made:
         return self
 
     def held(self, job: str | None, ago: float = 0, *, released: bool = False) -> "Made":
-        write_json(self.folder / LEASE, {"holder": "h", "job": job, "host": "n1", "boot": "", "pid": 42, "since": ""})
-        os.utime(self.folder / LEASE, (0 if released else time.time() - ago,) * 2)
+        content = {"holder": "h", "job": job, "host": "n1", "boot": "", "pid": 42, "since": "", "released": released}
+        write_json(self.folder / LEASE, content)
+        os.utime(self.folder / LEASE, (time.time() - ago,) * 2)
         return self
 
     def tried(self, *names: str) -> "Made":

@@ -118,8 +118,7 @@ def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | Non
         stage.status = read_json_object(folder / STATUS)
     with suppress(OSError):
         stage.holder = lease.read(folder)
-    if stage.holder and not stage.holder.is_released:
-        stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9)
+    stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0
     stage.rows = _last_rows(folder)
     for slot in (folder / checkpoint_dir.CHECKPOINTS / name for name in checkpoint_dir.SLOTS):
         try:

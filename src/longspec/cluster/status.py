@@ -52,7 +52,7 @@ def remarks(stage: Stage) -> list[str]:
         again = "; settings, data and code must change before it is tried again" if stage.status["deterministic"] else ""
         lines = [f"{stage.name} failed {after}{again}:", *stage.status["reason"].splitlines()]
     elif stage.state == "silent":
-        silent = f", nothing heard of it for {duration(stage.silent)}" if stage.silent else ""
+        silent = f", nothing heard of it for {duration(stage.silent)}" if stage.holder else ""
         lines = [f"{stage.name} ended without a word or hangs {after}{silent}; the next attempt goes on from its checkpoint"]
     else:
         return []

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,7 +25,7 @@ from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
-PACE = {"BEAT": 0.05, "STALE": 1.0}
+PACE = {"BEAT": 0.05, "STALE": 1.0, "SETTLE": 0.2}
 
 
 class EndError(Exception):
@@ -71,14 +72,13 @@ def content(out: Path) -> dict[str, Any]:
 
 def is_held_by(out: Path, holder: Lease) -> bool:
     holder.check()
-    found = read(out)
-    return found is not None and found.holder["holder"] == holder.holder and not found.is_released
+    return content(out)["holder"] == holder.holder and not content(out)["released"]
 
 
 @contextmanager
 def beating(out: Path, **holder: Any) -> Iterator[None]:
     """A lease that another machine keeps renewing."""
-    write_json(out / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5} | holder)
+    write_json(out / lease.LEASE, {"holder": "other", "job": "77", "host": "node7", "pid": 5, "released": False} | holder)
     ended = threading.Event()
 
     def beat() -> None:
@@ -100,9 +100,14 @@ def test_a_fresh_folder_says_who_holds_it(
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     held = acquire(tmp_path / "out", "node3")
     found = content(tmp_path / "out")
-    assert [found[name] for name in ("job", "host", "pid")] == ["4711", "node3", os.getpid()]
+    assert {name: found[name] for name in ("job", "host", "pid", "released")} == {
+        "job": "4711",
+        "host": "node3",
+        "pid": os.getpid(),
+        "released": False,
+    }
     held.release()
-    assert content(tmp_path / "out") == found
+    assert content(tmp_path / "out") == found | {"released": True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
     assert is_held_by(tmp_path / "out", acquire(tmp_path / "out", "node4"))
     assert capsys.readouterr().out == ""  # taken without watching
@@ -153,6 +158,27 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     assert re.search(
         r"taken over from .* on other, process \d+, which has given no sign of life for 1 s", capsys.readouterr().out
     )
+
+
+def test_of_many_that_take_over_at_once_one_gets_it(
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lease, "STALE", 0.3)
+    monkeypatch.setattr(lease, "SETTLE", 1.0)
+    together = threading.Barrier(4)
+    write_json(tmp_path / lease.LEASE, {"holder": "dead", "host": "node0", "released": False})
+
+    def attempt(host: str) -> Lease | ValueError:
+        together.wait()
+        try:
+            return acquire(tmp_path, host)
+        except ValueError as error:
+            return error
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(attempt, [f"node{taker}" for taker in range(1, 5)]))
+    [winner] = [one for one in found if isinstance(one, Lease)]
+    assert is_held_by(tmp_path, winner)
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
