@@ -14,7 +14,7 @@
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
 # make preflight  on the cluster's nodes, in minutes: what a job of days needs
 # make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on
-#                 (CANCEL=1: cancel them)
+#                 (CANCEL=1: cancel them; GONE=1: it ran on another machine and is gone for sure)
 #
 # make PYTHON=python3.12 ...                          another Python
 # make PIP_ARGS='--extra-index-url <address>' ...     more options for pip, such as an index of CPU builds of torch
@@ -146,7 +146,7 @@ preflight:
 	$(CLUSTER_ENV) snakemake --profile slurm preflight
 
 resume:
-	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel)
+	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel) $(if $(GONE),--gone)
 
 # A stamp is newer than what it was made from, so a second call installs nothing.
 $(VENV)/.stamp-train: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -5,7 +5,6 @@ send jobs for the same files. Run it in the workflow's folder; what follows -- i
 """
 
 import argparse
-import fcntl
 import os
 import re
 import socket
@@ -15,31 +14,42 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from longspec.atomic_files import read_json_object, write_json
+from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
-NOTE = Path(".snakemake/controller")  # which process on which machine controls the folder's jobs, or did so last
+NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
 GO_ON = ["--profile", "slurm", "final_draft"]
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]
 TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
+def _began(pid: int) -> str:
+    """Return when a process of this machine's present run began, in ticks of its clock; empty when it has ended."""
+    with suppress(OSError):
+        # Behind the command's name in brackets, which may hold anything (man proc).
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        if fields[0] != "Z":  # nobody has asked yet how it ended; in a container perhaps nobody ever does
+            return f"{BOOT_ID.read_text().strip()} {fields[19]}"
+    return ""
+
+
 def note_controller(folder: Path) -> None:
-    """Write down that this process controls the folder's jobs from now on, in a file that it locks until it ends."""
-    note = os.open(folder / NOTE, os.O_RDWR | os.O_CREAT)  # never closed: the lock goes with the process
-    with suppress(OSError):  # a file system without locks
-        fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.truncate(note, 0)
-    os.write(note, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    """Write down that this process controls the folder's jobs from now on."""
+    write_json(folder / NOTE, {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())})
 
 
 def living_controller(folder: Path) -> str:
-    """Name the process that still controls the folder's jobs; empty when there is none."""
-    with suppress(FileNotFoundError), (folder / NOTE).open("r+") as note:
-        try:
-            fcntl.flock(note, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return note.read()
+    """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
+    if not (folder / NOTE).exists():
+        return ""
+    note = read_json_object(folder / NOTE)
+    host, pid = note["host"], note["pid"]
+    if host != socket.gethostname():
+        return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
+    if _began(pid) == note["began"]:
+        return f"Snakemake is still at work in {folder} (process {pid}): let it work, or end it"
     return ""
 
 
@@ -73,6 +83,9 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     """Wait, unlock, and become Snakemake; 1 when another one is at work here."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster resume", description=__doc__.split("\n")[0])
     parser.add_argument("--cancel", action="store_true", help="cancel the jobs; a stage that trains saves its step first")
+    parser.add_argument(
+        "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
+    )
     parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"-- for snakemake; default: {' '.join(GO_ON)}")
     options = parser.parse_args(argv)
@@ -81,8 +94,9 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
     try:
         if not (folder / "Snakefile").is_file():
             raise ValueError(f"{folder} holds no Snakefile; go to the workflow's folder first")
-        if living := living_controller(folder):
-            raise ValueError(f"Snakemake is still at work in {folder} ({living}): let it work, or end it")
+        living = "" if options.gone else living_controller(folder)
+        if living:
+            raise ValueError(f"{living}; when it is gone for sure: the same command with --gone (make resume GONE=1)")
         wait_for_jobs(folder, options.poll, cancel=options.cancel)
         # Not sooner: without Slurm's answer it is not sure that no job writes here.
         subprocess.run([*SNAKEMAKE, "--unlock"], check=True)
