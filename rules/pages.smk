@@ -39,7 +39,7 @@ rule compare_runs:
 # The final draft in our own loop and in each engine that is installed, side by side: snakemake serves --config 'runs=[mine]'.
 rule serves:
     input:
-        from_plan(SERVES.pages),
+        checked(SERVES.pages),
 
 
 rule serves_page:

@@ -5,6 +5,7 @@ Its answers become the lines of measurer.py, by the engine's own counters.
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -34,6 +35,10 @@ from longspec.shown import brief
 # Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
 BEST = 8  # tokens whose logits are told at each place of the text without draft
+# Said by engines of what another try may find: no refusal of theirs.
+LACKS = re.compile(
+    r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded", re.I
+)
 PLAIN = "plain"  # field of a journal's line that holds an answer without draft
 
 
@@ -120,6 +125,8 @@ class ServedMeasurer:
                 process.kill()
                 process.wait()
                 process.stdout.close()
+        if told and LACKS.search(told):
+            raise ValueError(f"evaluation.engine: {self.engine.name}: {brief(told)}")
         if told or code == -signal.SIGABRT:
             why = told or "aborts; the log has its own words"
             raise RefusedError(brief(why if why.startswith("evaluation.") else f"evaluation.engine: {self.engine.name}: {why}"))

@@ -93,10 +93,10 @@ class Computation:
 
 
 def parts_of(rows: range, computation: Computation) -> list[range]:
-    """Return the rows of each file of a shard: of whole micro batches, about as many in each."""
-    size, micro_batch = bytes_a_token(computation.stored) * computation.source.sequence_length, computation.runtime.micro_batch
+    """Return the rows of each file of a shard, about as many in each; whatever the micro batch, so that it may change."""
+    size = bytes_a_token(computation.stored) * computation.source.sequence_length
     number = max(1, -(-len(rows) * size // PART_BYTES))
-    each = micro_batch * max(1, -(-len(rows) // (number * micro_batch)))
+    each = max(1, -(-len(rows) // number))
     return [rows[start : start + each] for start in range(0, len(rows), each)]
 
 

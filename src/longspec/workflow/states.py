@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from longspec import methods
 from longspec.atomic_files import sha256_text
-from longspec.config import OFFLINE, to_yaml
+from longspec.config import OFFLINE, plain, to_yaml, yaml_files
 from longspec.config.schema import mix_of
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
@@ -154,18 +154,22 @@ class StatesPlan:
                 os.utime(copy, (0, 0))  # no newer than what was trained
 
     def remove_unneeded(self) -> list[Path]:
-        """Remove the folders that all stages of the chosen runs are trained on, and which no other stage that has begun reads;
-        return them. None with keep_states.
+        """Remove the folders that all stages of the chosen runs are trained on; return them. None with keep_states.
+
+        Nor those of a target whose states, with the same settings, a stage of any run is to be trained on that has begun and is
+        not done: the frozen recipes under results/ tell, also while its states are being built.
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        begun = [copy.read_text() for copy in Path("results").glob("*/*/*/states.json") if not _is_done(copy.parent)]
+        begun = [yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml") if not _is_done(each.parent)]
+        needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
         removed, aside = [], ROOT / REMOVED  # at once: a part of a folder is of no use
         shutil.rmtree(aside, ignore_errors=True)  # what a killed call has left
         for names, readers in self.readers.items():
             folder, chosen = _path(names), [stage for stage in readers if stage[0] in self.plan.runs]
-            needed = any(f"{folder}/" in each for each in begun) or not all(map(self.is_trained, chosen))
-            if chosen and folder.is_dir() and not needed:
+            states = plain(self.plan.configs[readers[0]].recipe)["states"]
+            trained = bool(chosen) and all(map(self.is_trained, chosen))
+            if folder.is_dir() and trained and (names[0], states) not in needed:
                 folder.rename(aside)
                 shutil.rmtree(aside)
                 removed.append(folder)

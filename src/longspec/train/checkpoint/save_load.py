@@ -29,6 +29,7 @@ from longspec.models.weight_files import open_safetensors, telling_damage
 from longspec.process_group import of_first_rank
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 
+RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 SEPARATOR = "|"
 ALIGNMENT = 8
@@ -150,6 +151,9 @@ def save(
             check_owner()
             record()
             checkpoint_dir.begin(beside)
+            needed, free = size + RESERVE, shutil.disk_usage(folder).free
+            if free < needed:
+                raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
 
     def write() -> dict[str, Any]:
         # Another machine may not have heard of the folder yet.

@@ -201,7 +201,7 @@ def with_lenders(
 
 
 def check_lenders(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a run that takes its vocabulary of one for another target."""
+    """Raise ValueError, with the key, for a run that takes its vocabulary of one for another target, or that takes its own."""
     for run in choices.known_runs:
         for variant in choices.variants[run]:
             if (lent := choices.lender(run, variant)) is not None:
@@ -210,4 +210,9 @@ def check_lenders(choices: Choices) -> None:
                     raise ValueError(
                         f"{LENDER.format(run, variant)}: '{lent[0]}' trains for the target '{other}', this run for '{own}', "
                         "whose tokens are others; name a run with the same target, or null"
+                    )
+                if (borrowed := methods.vocabulary_lender(choices.first_recipe(*lent))) is not None:
+                    raise ValueError(
+                        f"{LENDER.format(run, variant)}: '{lent[0]}' takes its own of '{borrowed}'; name a run that counts its "
+                        "tokens itself, or null"
                     )
