@@ -49,8 +49,8 @@ def test_a_killed_builder_computes_again_only_what_was_in_work(
     out = killed.folder / "0-of-1"
     assert not (out / "shard.json").exists()
     assert len(list(out.glob("*.safetensors"))) == after
-    (out / ".rows-000000-000005.safetensors.99.tmp").write_bytes(b"torn")
-    (out / "rows-000000-000005.part").write_bytes(b"of the version before")
+    (out / ".rows-000000-000004.safetensors.99.tmp").write_bytes(b"torn")
+    (out / "rows-000000-000004.part").write_bytes(b"of the version before")
     monkeypatch.setattr(building, "save", original)
     killed.batches = 0
     killed.build()
