@@ -107,7 +107,18 @@ def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None
 def test_tokens_of_prompt_lookup_keep_no_promise() -> None:
     budget = calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]])
     assert budget.power == pytest.approx(exp(-0.5))
-    assert calibrated(budget, [[0.0, 0.0]], [[0]]) == budget
+
+
+def test_a_power_under_which_no_node_stands_rises_again() -> None:
+    for power, after in ((0.25, 0.5), (4.0, 4.0)):
+        assert calibrated(Budget(4, power=power), [[0.0, 0.0]], [[0]]).power == after
+
+
+def test_tokens_that_top_p_leaves_out_are_no_nodes() -> None:
+    builder = TreeBuilder(torch.zeros(1, dtype=torch.int64))
+    tree = out_of_slots(builder, Budget(6, 2, **ALL), Sampler(1.0, top_k=1), torch.randn(1, 2, TOKENS))
+    assert tree.promised == [[pytest.approx(1), pytest.approx(1), 0]]
+    assert (tree.tokens_BS[0, 1:] != NOTHING).all()
 
 
 @pytest.mark.parametrize("method", METHODS)

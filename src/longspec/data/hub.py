@@ -20,7 +20,7 @@ from typing import Any
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_manifest
 from longspec.config.names import HUB_PREFIX, is_repository
 from longspec.data.read.source_files import ARCHIVE, kind_of
-from longspec.shown import brief
+from longspec.shown import FULL, brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
@@ -117,6 +117,8 @@ def _hub() -> Iterator[Any]:
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
     except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
         # That error alone says nothing of what happened.
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         closed = "" if os.environ.get("HF_TOKEN") else "; HF_TOKEN, which opens closed repositories, is not set"

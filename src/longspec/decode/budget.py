@@ -12,6 +12,7 @@ from dataclasses import replace
 from heapq import heappop, heappush
 from math import exp, log
 from statistics import fmean
+from sys import float_info
 from typing import NamedTuple
 
 import torch
@@ -90,7 +91,7 @@ def out_of_slots(builder: TreeBuilder, budget: Budget, sampler: Sampler, logits_
 
 def _best(row: list[Node], budget: Budget) -> list[int]:
     """Return the numbers of the nodes to keep, the likeliest first; of equal ones the parent."""
-    least = log(budget.node) if budget.node else -float("inf")
+    least = log(budget.node) if budget.node else -float_info.max  # -inf, of tokens that top-p leaves out, promises nothing
     numbers = [number for number, node in enumerate(row) if number and node.score >= least]
     return sorted(numbers, key=lambda number: (-row[number].score, row[number].depth))[: budget.nodes]
 
@@ -139,7 +140,7 @@ def calibrated(budget: Budget, promised: list[list[float]], paths: list[list[int
         for place, node in enumerate(path)
         if node < len(likely) and likely[node]
     ]
-    if not errors:
-        return budget
+    if not errors:  # a power that leaves no node standing would never learn again
+        return replace(budget, power=max(budget.power, budget.power**0.5))
     gain = max(GAIN, 1 / (1 + budget.rounds))
     return replace(budget, power=budget.power * exp(gain * fmean(errors)), rounds=budget.rounds + 1)

@@ -32,6 +32,8 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (None, True),
     "num_aux_hidden_states": (None, AUXILIARY),
     "parallel_drafting": (None, False),
+    "pard_token": (None,),
+    "mask_token_id": (None,),
 }
 
 
