@@ -69,7 +69,7 @@ def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseLabels:
-    """What is learnt of the whole distributions of a chunk.
+    """Hold what a draft is to learn of the target at some tokens: its whole distributions.
 
     p_NV: the target's probabilities of the draft's tokens, at the temperature; best_N: the draft's number of the target's
     likeliest token, -1 where the draft cannot propose it; own_loss_N: the target's cross entropy with the next token.
@@ -162,7 +162,7 @@ class SparseTeacher:
 
     @property
     def with_loss(self) -> bool:
-        """Whether the target's own cross entropy is wanted."""
+        """Tell whether the target's own cross entropy is wanted."""
         return self.next_log_prob_N is not None
 
     def of(self, rows: slice | Tensor) -> "SparseTeacher":

@@ -38,7 +38,8 @@ def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
 
 
 def _is_same(expected: str, decoded: str) -> bool:
-    """Whether two texts are equal as they are or in the form that Unicode holds equal, into which some tokenizers bring them.
+    """Tell whether two texts are equal as they are, or in the form that Unicode holds equal, into which some tokenizers bring
+    them.
 
     Some begin each stretch between special tokens with a space of their own.
     """

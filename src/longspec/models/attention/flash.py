@@ -78,9 +78,11 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
     """
     rows, heads, tokens, width = q_BNSD.shape
     wide = torch.promote_types(q_BNSD.dtype, torch.float32)
-    seen_PND = q_BNSD.new_zeros(rows * tokens, heads, width)
-    lse_NP = q_BNSD.new_full((heads, rows * tokens), -torch.inf, dtype=wide)
-    for call in _calls(q_BNSD, k_BKTD, visibility):
+    calls = _calls(q_BNSD, k_BKTD, visibility)
+    room = 0 if any(call.queries_P is None for call in calls) else rows * tokens  # one call of all brings its own
+    seen_PND = q_BNSD.new_zeros(room, heads, width)
+    lse_NP = q_BNSD.new_full((heads, room), -torch.inf, dtype=wide)
+    for call in calls:
         texts = *_taken(call.queries_P, q_BNSD), *_taken(call.keys_P, k_BKTD, v_BKTD)
         part_PND, lse_part_NP, *_ = package()._flash_attn_varlen_forward(*texts, **_arguments(call, scale))
         seen_PND = _put_back(seen_PND, part_PND[..., :width], call.queries_P, 0)
@@ -99,8 +101,13 @@ def text_gradients(
 ) -> tuple[Tensor, ...]:
     """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
     width, lse_NP = q_BNSD.shape[-1], whole[1].transpose(0, 1).flatten(1)
-    found = [x.new_zeros(x.shape[0] * x.shape[2], x.shape[1], width) for x in (q_BNSD, k_BKTD, v_BKTD)]
-    for call in _calls(q_BNSD, k_BKTD, visibility):
+    calls = _calls(q_BNSD, k_BKTD, visibility)
+    whole_queries, whole_keys = any(call.queries_P is None for call in calls), any(call.keys_P is None for call in calls)
+    found = [
+        x.new_zeros(0 if is_whole else x.shape[0] * x.shape[2], x.shape[1], width)
+        for x, is_whole in ((q_BNSD, whole_queries), (k_BKTD, whole_keys), (v_BKTD, whole_keys))
+    ]
+    for call in calls:
         grad_PND, q_PND, seen_PND = _taken(call.queries_P, grad_BNSD, q_BNSD, whole[0])
         k_PKD, v_PKD = _taken(call.keys_P, k_BKTD, v_BKTD)
         lse_part_NP = (lse_NP if call.queries_P is None else lse_NP[:, call.queries_P]).contiguous()
