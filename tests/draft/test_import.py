@@ -174,6 +174,8 @@ def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, c
     assert METHOD.stored_settings(verb(engines(folder, found, **inputs))).layers == (1, 3, 5)
     assert METHOD.stored_settings(verb(engines(folder, found, **outputs))).layers == (2, 4, 6)
     assert "eagle_config.eagle_aux_hidden_state_layer_ids: taken for outputs" in capsys.readouterr().out
+    verb(engines(folder, found, max_position_embeddings=64))
+    assert "max_position_embeddings: is 64, the target has" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -189,6 +191,7 @@ def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, c
         ({"layer_types": ["chunked_attention"]}, r"layer_types: is \['chunked_attention'\], must be 1 times sliding_att"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": ["1", "3", "5"]}}, r"eagle_aux_hidden_state_layer_ids: layers"),
         ({"midlayer.self_attn.q_proj.bias": torch.zeros(80)}, r"q_proj\.bias: unknown"),
+        ({"model.norm.weight": torch.ones(32)}, r"norm\.weight: stands there twice, with and without a prefix"),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(10)}, r"midlayer\.self_attn\.q_norm\.weight: unknown"),
         ({"d2t": torch.tensor([3, 0, 4, 9, 17, 40, 41, 96])}, r"d2t: draft token 1 is the target's 1, must be one of 4 to 96"),
     ],

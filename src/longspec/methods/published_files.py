@@ -117,8 +117,11 @@ class Published:
             plain = name.removeprefix("model.")
             if plain in NOT_THE_DRAFTS or plain.endswith(INVERSE_FREQUENCIES):
                 log(f"{self.folder}: {name}: left out, it is the target's or follows from {ROPE}")
-            else:
-                own[plain.replace(*rename, 1) if plain.startswith(rename[0]) else plain] = tensor
+                continue
+            plain = plain.replace(*rename, 1) if plain.startswith(rename[0]) else plain
+            if plain in own:
+                raise ValueError(f"{self.folder}: {name}: stands there twice, with and without a prefix; {ELSEWHERE}")
+            own[plain] = tensor
         found = own.pop(EMBEDDINGS, None)
         if found is not None:
             target = embeddings()
@@ -171,6 +174,12 @@ class Published:
         if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
             rope.setdefault("original_max_position_embeddings", self.shape.max_position_embeddings)
         own = {name: getattr(self.shape, name) for name in SHAPE} | {ROPE: rope}
+        positions, wanted = self.shape.max_position_embeddings, self.target.max_position_embeddings
+        if positions < wanted:
+            log(
+                f"warning: {self.file}: max_position_embeddings: is {positions}, the target has {wanted}: acceptance falls on "
+                "longer texts; train it on rows that are as long as the texts to be drafted"
+            )
         check_values(schema, values | own, str(self.file), ELSEWHERE)
         check_shape(own, str(self.file))
         default = layer_config(self.target, schema())
