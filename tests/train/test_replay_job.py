@@ -97,7 +97,7 @@ def test_from_stored_states_and_killed_it_trains_the_same(corpus: Corpus, earlie
     stored = [Stored(tmp_path / f"states-{n}", [*RECIPE, *killed.overrides], target, path) for n, path in enumerate(mix)]
     shards = [each.build(held_out=held_out) for each in stored for held_out in (True, False)]
     shards.append(replace(stored[0], folder=tmp_path / "earlier", data=earlier).build())
-    killed.more = [*more, "--states", *map(str, shards[1:])]
+    killed.more = [*more, "--states", *map(str, shards[2:])]
     assert "holds other states than this job reads" in killed.refusal()
     killed.more = [*more, "--states", *map(str, shards)]
     part = next(shards[1].parent.glob("rows-*"))
