@@ -81,7 +81,7 @@ def test_answers_are_shared_and_whole_questions_measured(settings: Settings) -> 
     for run, variant in SMOLLM2.items():
         draft = plan.configs[run, variant, "answers"].recipe.draft
         depth = draft.lag if run == "smollm2-glide" else draft.steps
-        tree, chain = plan.evaluation_of[run].section["shapes"]
+        tree, _, chain = plan.evaluation_of[run].section["shapes"]
         assert (len(tree), chain) == (depth, depth)
         assert answers.evaluation_options(run)[0].startswith(f"{QUESTIONS}=data/answers/smollm2-135m/{QUESTIONS}/greedy-256-")
         for each, data in ((plan, QUESTIONS), (bench, "smollm2-long")):
