@@ -248,11 +248,6 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
     save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
     lines = list(jsonl.read(evaluate([*arguments("base", "d.jsonl", prompts=2, repeats=1), *call[-2:]])))
     assert len(lines) == 16
-    costs = {(line["task"], line["prompt"]): line for line in lines if "seconds_by_chain" in line}
-    assert costs.keys() == {("file", 0), ("held", 0)}  # of a task's first prompt, decoded greedily with a chain of 2
-    for line in costs.values():
-        assert (line["temperature"], line["shape"]) == (0, 2)
-        assert len(line["seconds_by_chain"]["rounds"]) == 2
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, None]:

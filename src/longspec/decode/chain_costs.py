@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from longspec.chain_length import LONGEST, ChainAcceptance, ChainCosts, TreeAcceptance, nearest
+from longspec.chain_length import LONGEST, ChainAcceptance, TreeAcceptance, nearest
 from longspec.decode.drafters import Drafter
 from longspec.decode.fallback import NoDraft, WhilePays
 from longspec.decode.levels import Budget, Shape, depth_of, size_of
@@ -122,13 +122,6 @@ def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
     node = max(0.0, level - one) / max(1, wide - 1)
     step = max(0.0, two - one - node)
     return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))
-
-
-def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int) -> ChainCosts:
-    """Time rounds without a draft, and rounds with chains of 1 .. longest tokens, all rows of `start` at once."""
-    chains: list[tuple[Drafter, Shape]] = [(drafter, length) for length in range(1, longest + 1)]
-    plain, *rounds = _mean_seconds(target, start, [(NoDraft(), 1), *chains])
-    return ChainCosts(plain, tuple(rounds))
 
 
 def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]]) -> list[float]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from longspec import shown
 from longspec.atomic_files import read_json_object, write_json, write_text
 from longspec.measure.tasks import parse
-from longspec.report.chain_lengths import store_acceptance
+from longspec.report.acceptance_file import store_acceptance
 from longspec.report.inputs import read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
 from longspec.report.page import render
