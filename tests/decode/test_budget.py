@@ -82,15 +82,6 @@ def test_a_level_is_drafted_while_its_parents_are_likely_enough() -> None:
         assert (draft.tree(Budget(9, DEPTH, step=0.6)).depth, draft.asked) == (asked, asked)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_budget_of_one_is_a_chain_of_one(method: str) -> None:
-    target, prompts = make_target(2, **DEPTHS[method]), [[3, 1, 4], [5, 9]]
-    drafter = make_drafter(method, target)
-    by_shape = [speculate(target, drafter, prompts, max_new_tokens=60, shape=shape).rows for shape in (Budget(1, **ALL), 1)]
-    assert by_shape[0] == by_shape[1]
-    assert sum(sum(row.accepted) for row in by_shape[0]) > 0
-
-
 def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None:
     """Of a draft with the third root of what is kept the power is 3, of one with the square a half; 1 stays."""
     for power in (1.0, 3.0, 0.5):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM
 
 from longspec import jsonl
-from longspec.atomic_files import read_json, sha256_file, write_json, write_text
+from longspec.atomic_files import sha256_file, write_json, write_text
 from longspec.config import compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.lookup import WithLookup
@@ -26,6 +26,7 @@ from longspec.measure.lines import Comparison, judge, verdict_of
 from longspec.measure.measurer import gap_of
 from longspec.measure.tasks import Prompt, Setting
 from longspec.methods.glide.settings import Draft
+from tests.cli import small_draft
 from tests.corpus import Corpus
 from tests.jobs import finish, start, torchrun
 from tests.methods.test_attach import save_draft
@@ -41,13 +42,7 @@ TASKS = {"file": {"source": "in.jsonl", "chat": False, "new_tokens": 5}, "held":
 def folder(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """A tiny target, prompts in a file and held-out records."""
     path = tmp_path_factory.mktemp("evaluate")
-    torch.manual_seed(5)
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Qwen2Config(vocab_size=corpus.build.vocabulary, num_key_value_heads=2, initializer_range=0.3, **shape)
-    AutoModelForCausalLM.from_config(config).save_pretrained(path / "target")
-    tokenizer = Path(read_json(corpus.tokenizer)["path"])
-    for file in tokenizer.iterdir():
-        (path / "target" / file.name).write_bytes(file.read_bytes())
+    small_draft.save(path / "target", path / "draft", corpus)
     write_json(path / "target_manifest.json", {"path": str(path / "target"), "source": "test", "files": {}})
     write_text(path / "recipe.yaml", to_yaml(compose_stage("demo", "sinkpi-slicing", "base").recipe))
     jsonl.write(path / "in.jsonl", ({"prompt": f"the red fox {n}"} for n in range(9)))
@@ -106,8 +101,8 @@ def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path
 
 
 def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tmp_path: Path) -> None:
-    whole = evaluate(arguments("untrained", "whole.jsonl", repeats=1, prompts=2))
-    call = arguments("untrained", "split.jsonl", repeats=1, prompts=2)
+    few: dict[str, Any] = {"repeats": 1, "prompts": 2, "shapes": [[2, 3]]}
+    whole, call = evaluate(arguments("untrained", "whole.jsonl", **few)), arguments("untrained", "split.jsonl", **few)
     text, code = finish(start([*torchrun(2), "-m", "longspec.measure", "evaluate", *call], Path.cwd()))
     assert code == 0, text
     assert told(tmp_path / "split.jsonl") == told(whole)

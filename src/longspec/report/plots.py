@@ -32,18 +32,17 @@ def drafter_name(drafter: str) -> str:
 
 
 def draw_line(axes: Axes, values: list[Any], offset: float, colour: str, label: str) -> None:
-    """Draw a line of figures with their intervals, one at each whole number, a little beside it; None is left out.
+    """Draw a line of figures with their intervals, one at each whole number, a little beside it.
 
     A point is hollow where there are too few records for an interval.
     """
-    points = [(place + offset, value) for place, value in enumerate(values) if value is not None]
-    means = [value["mean"] for _, value in points]
-    axes.plot([at for at, _ in points], means, color=colour, linewidth=1.0, alpha=0.55, label=label)
-    for at, value in points:
+    places = [place + offset for place in range(len(values))]
+    axes.plot(places, [value["mean"] for value in values], color=colour, linewidth=1.0, alpha=0.55, label=label)
+    for at, value in zip(places, values, strict=True):
         if value["low"] is not None:
             axes.plot([at, at], [value["low"], value["high"]], color=colour, linewidth=1.6, zorder=3)
         fill = COLOUR["paper"] if value["low"] is None else colour
-        axes.plot(at, value["mean"], marker="o", color=colour, markerfacecolor=fill, markersize=5.5, zorder=4)
+        axes.plot(at, value["mean"], "o", color=colour, markerfacecolor=fill, markersize=5.5, zorder=4)
 
 
 def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], settings: Settings) -> Markup:
