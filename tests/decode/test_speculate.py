@@ -11,7 +11,7 @@ from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.decode.texts import Row, Stops
+from longspec.decode.texts import Row
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from tests.decode.models import (
@@ -64,15 +64,15 @@ def test_tokens_are_those_of_generate(drafter: str, family: type, shape, options
 
 @cache
 def greedy_texts(family: type, **shape_of_target) -> tuple:
-    """A target, prompts, and transformers' own texts of them."""
+    """A target, prompts, transformers' own texts of them, and where torch's random numbers go on."""
     target = make_target(0, family, **shape_of_target)
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 5, 40, 5)]
-    return target, prompts, [generated(target, prompt, NEW) for prompt in prompts]
+    return target, prompts, [generated(target, prompt, NEW) for prompt in prompts], torch.get_rng_state()
 
 
 def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
-    target, prompts, expected = greedy_texts(family, **shape_of_target)
-    torch.manual_seed(1)
+    target, prompts, expected, state = greedy_texts(family, **shape_of_target)
+    torch.set_rng_state(state)
     proposes = make(target)
     decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, shape=shape)
     assert [row.ids for row in decoded.rows] == expected
@@ -161,15 +161,6 @@ def test_tokens_are_streamed_as_they_are_returned(method: str) -> None:
     assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
 
 
-class Letters:
-    """A tokenizer of which each token is one to three letters."""
-
-    words = ("a", "b", "ab", "bc", "cab", "d")
-
-    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool) -> str:
-        return "".join(self.words[token % 6] for token in ids)
-
-
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     target = make_target(0, **SMALL, num_key_value_heads=1)
     faults = [
@@ -181,21 +172,13 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"stop_strings": ["x"]}, "tokenizer="),
-        ({"stop_strings": "x", "tokenizer": Letters()}, "give a list"),
+        ({"stop_strings": "x", "tokenizer": object()}, "give a list"),
     ]
     for wrong, message in faults:
         with pytest.raises(ValueError, match=message):
             speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
     with pytest.raises(ValueError, match="bos token"):
         speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
-
-
-def test_stops_look_at_eos_and_text() -> None:
-    stops = Stops(eos=[7, 8], strings=["abc"], tokenizer=Letters())
-    assert stops.end([], [0, 8, 7]) == 1
-    assert stops.end([0], [0, 3, 1]) == 1  # a|a bc
-    assert stops.end([5] * 50 + [0], [1, 3, 0]) is None  # d...da|b bc a
-    assert Stops().end([], [1, 2, 3]) is None
 
 
 def test_position_acceptance_leaves_out_the_token_that_ended_the_text() -> None:

@@ -6,37 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from tests.decode.models import METHODS
+from tests.decode.models import METHODS, SHAPE
 from tests.decode.parallel_program import states, texts
 from tests.jobs import finish, start, torchrun
 
 # A vocabulary that no number of ranks divides, and so small that random drafts are kept now and then.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 11,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
-
-
-def save(config: PretrainedConfig, folder: Path) -> str:
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
+SMALL: dict[str, Any] = SHAPE | {"vocab_size": 11, "hidden_size": 64, "num_hidden_layers": 3, "initializer_range": 0.3}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a target with four key/value heads, its head tied to its embeddings."""
-    return save(Qwen2Config(**SHAPE, tie_word_embeddings=True), tmp_path_factory.mktemp("target"))
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SMALL | HEADS, tie_word_embeddings=True)).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")

@@ -1,10 +1,7 @@
 """The verb: a killed evaluation ends in the lines of an undisturbed one, and nothing made otherwise is among them."""
 
 import json
-import os
 import signal
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +27,6 @@ from tests.cli import small_draft
 from tests.corpus import Corpus
 from tests.jobs import finish, start, torchrun
 from tests.methods.test_attach import save_draft
-from tests.warm_jobs import popen
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -76,17 +72,24 @@ def evaluate(arguments: list[str]) -> Path:
     return Path(options.out)
 
 
-def test_a_killed_evaluation_goes_on_where_it_was(arguments: Any, tmp_path: Path, capfd: Any) -> None:
-    """SIGKILL in the middle, the last line torn: 2 tasks x 4 prompts x 2 temperatures in the end, as undisturbed."""
-    call = arguments("lookup", "killed.jsonl", shapes=[2])
-    process = popen([sys.executable, "-m", "longspec.measure", "evaluate", *call])
+def test_a_killed_evaluation_goes_on_where_it_was(
+    arguments: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle, the last line torn: 2 tasks x 4 prompts x 2 temperatures in the end, as undisturbed."""
+    call, left, measure = arguments("lookup", "killed.jsonl", shapes=[2]), [7], measurer.Measurer.measure
+
+    def killed(*given: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0:
+            raise InterruptedError
+        return measure(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(measurer.Measurer, "measure", killed)
+        with pytest.raises(InterruptedError):
+            evaluate(call)
     journal = tmp_path / "killed.unfinished.jsonl"
-    while process.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") > 3):
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
     kept = journal.read_bytes().splitlines(keepends=True)
-    kept = kept if kept[-1].endswith(b"\n") else kept[:-1]
     assert 4 <= len(kept) < 16
     journal.write_bytes(b"".join(kept)[:-20])
     capfd.readouterr()
