@@ -117,7 +117,7 @@ def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
     prompt = [3, 1, 4]
     text = prompt + generated(target, prompt, NEW)
     start = prefill(target, [prompt])
-    for place in range(1, 20):
+    for place in range(1, 12):
         eos = text[3 + place]
         first = text[3:].index(eos)
         for wrong in (False, True):

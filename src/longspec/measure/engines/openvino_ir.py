@@ -17,10 +17,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 MODEL = "openvino_model.xml"
@@ -75,7 +72,8 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     model.set_rt_info(layers, [LAYERS])
     openvino.save_model(model, out / MODEL, compress_to_fp16=False)
     shutil.copyfile(plain / "config.json", out / "config.json")
-    del model  # its weights are those of the file, which is gone with the folder beside
+    del model  # its weights are those of the file
+    shutil.rmtree(plain)
 
 
 def _load_target(folder: Path) -> Any:
@@ -93,17 +91,11 @@ def _write(model: Any, out: Path) -> None:
 
 
 def make(target: Path, draft: Path | None, out: Path) -> None:
-    """Write out/target and, of a draft, out/draft. What is there already is left alone; each appears whole."""
-    work: dict[str, Callable[[Path], None]] = {"target": partial(convert_target, target)}
-    if draft is not None:
-        work["draft"] = partial(convert_draft, draft, target)
-    out.mkdir(parents=True, exist_ok=True)
-    for name, convert in work.items():
-        if not (out / name).exists():
-            with TemporaryDirectory(dir=out) as place:
-                (beside := Path(place) / name).mkdir()
-                convert(beside)
-                beside.rename(out / name)
+    """Write out/target and, of a draft, out/draft; what is there already is left alone."""
+    if not (out / "target").exists():
+        convert_target(target, out / "target")
+    if draft is not None and not (out / "draft").exists():
+        convert_draft(draft, target, out / "draft")
 
 
 def main() -> None:
