@@ -69,17 +69,6 @@ def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
     assert told["methods"][methods.WINDOW]["lengths"][0]["differences"]["all"]["mean"] == 0
 
 
-def test_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(methods.machine, "RESULTS", tmp_path)
-    cells = [cell(method, 1, drawn(1, kept)) for method, kept in ((methods.GLIDE, 2), (methods.DFLASH, 4))]
-    methods_page.write_page(tmp_path, {"demo": ("The demo's target", None), "smollm2": ("None yet", None)}, cells)
-    page = (tmp_path / "methods.html").read_text()
-    told = json.loads((tmp_path / "methods.json").read_text())["sizes"]["demo"]["methods"][methods.DFLASH]
-    for text in ("The demo&#39;s target", "Chains of 4", "Trees of 5", f"{told['lengths'][0]['tasks']['all']['mean']:.2f}"):
-        assert text in page
-    assert "None yet" not in page
-
-
 def test_equal_minutes_are_those_of_the_slowest_method() -> None:
     times = {name: cell(name, 0, [], seconds)["training"] for name, seconds in ((methods.GLIDE, 0.5), (methods.EAGLE3, 2.0))}
     assert methods.steps_of_equal_minutes(times, methods.GLIDE, "base", 12) == 48

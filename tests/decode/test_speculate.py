@@ -99,19 +99,6 @@ def test_a_draft_that_is_the_target_is_kept_whole(shape: Shape, temperature: flo
     assert len(decoded.rows[0].ids) == 31
 
 
-def test_a_perfect_draft_is_accepted_whole_and_a_wrong_one_never() -> None:
-    target = make_target(1)
-    prompts = [[3, 1, 4], [1, 5, 9, 2]]
-    texts = [prompt + generated(target, prompt, NEW) for prompt in prompts]
-    perfect = speculate(target, Oracle(texts), prompts, max_new_tokens=31, shape=CHAIN)
-    wrong = speculate(target, Oracle(texts, wrong=True), prompts, max_new_tokens=31, shape=CHAIN)
-    for row, prompt, text in zip(perfect.rows, prompts, texts, strict=True):
-        assert (row.accepted, row.new_tokens, row.finish) == ([CHAIN] * 6, 30, "length")
-        assert row.ids == text[len(prompt) : len(prompt) + 31]
-    assert [row.accepted for row in wrong.rows] == [[0] * 30] * 2
-    assert [row.ids for row in wrong.rows] == [row.ids for row in perfect.rows]
-
-
 def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
     target = make_target(1)
     prompt = [3, 1, 4]

@@ -107,7 +107,8 @@ def _costs(target: Any, start: Prefilled, ways: list[Way]) -> dict[Hashable, tup
     rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True))
     for way in (way for way in ways if way not in fixed):
         shape = _priced(target, way, start, rate)
-        found[way.key] = (shape, *_mean_seconds(target, start, [(way.drafter, shape)]))
+        (own,) = _mean_seconds(target, start, [(way.drafter, shape)])
+        found[way.key] = (shape, own)
     return found
 
 
