@@ -44,7 +44,7 @@ def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
     new = int(found["new_tokens"].sum())
     return {
         "engine": name,
-        "positions": [positions.at_place(place, found) for place in range(positions.depth(found))],
+        "positions": [positions.ratio(f"kept {place}", f"reached {place}", found) for place in range(positions.depth(found))],
         "tokens": acceptance(found, all_P),
         "rounds": int(found["rounds"].sum()),
         "tokens_per_second": new / seconds["seconds_speculative"],
