@@ -127,14 +127,6 @@ def test_what_torch_lacks_is_left_out_of_the_copy(tmp_path: Path) -> None:
     assert "recompile_limit" not in flex.read_text()
 
 
-def test_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--out", str(tmp_path)])
-    with pytest.raises(SystemExit, match="no GPU here"):
-        gpu.main()
-    assert not list(tmp_path.iterdir())
-
-
 def test_the_page_of_what_is_kept(root: Path, tmp_path: Path) -> None:
     """RESULTS.md's table was written by hand from the first measurements."""
     for path in (root / "benchmarks/results").glob("*.json*"):

@@ -11,7 +11,6 @@ from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.decode.texts import Row
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from tests.decode.models import (
@@ -166,19 +165,6 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
             speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
     with pytest.raises(ValueError, match="bos token"):
         speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
-
-
-def test_position_acceptance_leaves_out_the_token_that_ended_the_text() -> None:
-    row = Row(ids=[], accepted=[2, 0, 1], finish="length")
-    assert row.position_acceptance(3) == [(2, 3), (1, 2), (0, 1)]
-    row.finish = "stop"
-    assert row.position_acceptance(3) == [(2, 3), (1, 1), (0, 1)]
-
-
-@pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-12), (torch.float32, 2e-4), (torch.bfloat16, 0.7)])
-def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: float) -> None:
-    """For logits up to 20, of which the best two are often several apart."""
-    assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
 
 
 @pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3"), (torch.float32, "dflash")])

@@ -58,12 +58,6 @@ def test_stretches_of_held_out_records(tmp_path: Path, tokenizer: Any, kind: Any
     assert prompts != draw_prompts("long", TASK, manifest, 40, tokenizer, seed=1)
 
 
-def test_records_that_are_too_short_are_named(tmp_path: Path, tokenizer: Any) -> None:
-    manifest = write_raw(tmp_path, [{"text": f"t{n}"} for n in range(60)])
-    with pytest.raises(ValueError, match=r"held_out\.jsonl: no record has 24 tokens, as evaluation\.tasks\.short\.context "):
-        draw_prompts("short", TASK, manifest, 4, tokenizer, seed=1)
-
-
 def turns(count: int, answered: bool) -> list[dict[str, Any]]:
     """Conversations of one to three questions; without the last answer, or with it."""
     made = []
@@ -97,17 +91,33 @@ def test_whole_questions_are_what_the_template_makes_of_them(tmp_path: Path, tok
     assert prompts != draw_prompts("d", task, manifest, 1000, tokenizer, seed=2)
 
 
-def test_whole_questions_of_no_such_length_are_named(tmp_path: Path, tokenizer: Any) -> None:
-    manifest = write_raw(tmp_path, chats(30))
-    with pytest.raises(ValueError, match=r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"):
-        draw_prompts("far", HeldOut("d", (900, 999), 24, whole_questions=True), manifest, 4, tokenizer, seed=1)
-    text = write_raw(tmp_path / "text", texts(30))
-    with pytest.raises(ValueError, match=r"no question has 1 to 999 tokens"):
-        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), text, 4, tokenizer, seed=1)
-    odd = write_raw(tmp_path / "odd", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)])
-    told = r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
+STRANGE = [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)]
+
+
+@pytest.mark.parametrize(
+    ("records", "context", "whole", "told"),
+    [
+        (
+            [{"text": f"t{n}"} for n in range(60)],
+            CONTEXT,
+            False,
+            r"held_out\.jsonl: no record has 24 tokens, as .*\.far\.context ",
+        ),
+        (chats(30), (900, 999), True, r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"),
+        (texts(30), (1, 999), True, r"no question has 1 to 999 tokens"),
+        (
+            STRANGE,
+            (1, 999),
+            True,
+            r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it",
+        ),
+    ],
+)
+def test_records_without_a_prompt_are_named(
+    tmp_path: Path, tokenizer: Any, records: list[Any], context: tuple[int, int], whole: bool, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
-        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), odd, 4, tokenizer, seed=1)
+        draw_prompts("far", HeldOut("d", context, 24, whole), write_raw(tmp_path, records), 4, tokenizer, seed=1)
 
 
 def test_whole_questions_have_the_tools_and_template_arguments_of_their_records(tmp_path: Path) -> None:
