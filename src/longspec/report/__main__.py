@@ -17,7 +17,6 @@ EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; other
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
@@ -60,7 +59,6 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
     with shown.ending_for_mistakes():
         make_report(parse_arguments())
 

@@ -1,7 +1,8 @@
 """A target and its EAGLE-3 draft as OpenVINO's model files (IR), in float32. OpenVINO rounds them itself where it is asked to.
 
-    python -m longspec.measure.engines.openvino_ir TARGET OUT                  in an environment that has optimum-intel
-    python -m longspec.measure.engines.openvino_ir TARGET OUT --draft DRAFT    DRAFT: an export of the layout openvino
+    python -m longspec.measure.engines.openvino_ir TARGET OUT [DRAFT]    in an environment that has optimum-intel
+
+TARGET: a folder; DRAFT: as `longspec export DRAFT --layout openvino` writes it; OUT: the folder of both in OpenVINO's format.
 
 Read in optimum-intel 2.2.0 (exporters/openvino) and OpenVINO GenAI 2026.4 (speculative_decoding/eagle3_model_transforms.cpp):
 
@@ -11,7 +12,6 @@ hidden_layers_list: an entry of the file's rt_info. The layers whose outputs the
 d2t: target token less draft token, as in the draft's file.
 """
 
-import argparse
 import json
 import logging
 import os
@@ -90,26 +90,17 @@ def _write(model: Any, out: Path) -> None:
     export_from_model(model.eval(), out, task=TASK, ov_config=OVConfig(dtype="fp32"), stateful=True)
 
 
-def make(target: Path, draft: Path | None, out: Path) -> None:
-    """Write out/target and, of a draft, out/draft; what is there already is left alone."""
-    if not (out / "target").exists():
-        convert_target(target, out / "target")
-    if draft is not None and not (out / "draft").exists():
-        convert_draft(draft, target, out / "draft")
-
-
 def main() -> None:
-    """Convert what the command line names."""
-    parser = argparse.ArgumentParser(description="Write a target and its EAGLE-3 draft in OpenVINO's format.")
-    parser.add_argument("target", type=Path, help="the target's folder")
-    parser.add_argument("out", type=Path, help="the folder to make `target` and `draft` in")
-    parser.add_argument("--draft", type=Path, help="a draft as `longspec export DRAFT --layout openvino` writes it")
-    options = parser.parse_args()
+    """Write OUT/target and, of a draft, OUT/draft; what is there already is left alone."""
+    target, out, *drafts = map(Path, sys.argv[1:])
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.captureWarnings(True)
     logging.getLogger("py.warnings").setLevel(logging.ERROR)  # its tracer's, of each layer
     try:
-        make(options.target, options.draft, options.out)
+        if not (out / "target").exists():
+            convert_target(target, out / "target")
+        if drafts and not (out / "draft").exists():
+            convert_draft(drafts[0], target, out / "draft")
     except ValueError as error:
         sys.exit(f"error: {error}")
 
