@@ -4,7 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,8 +17,6 @@ from benchmarks.gpu_parts import Parts, StoppedError
 from benchmarks.gpu_tests import outcomes
 from longspec import jsonl
 from tests.warm_jobs import popen
-
-TREE_MB = 10  # of 60, of which the packages that travel too take at most 50 (gpu_packages.py)
 
 
 def kill_when(command: list[str], root: Path, path: Path, lines: int) -> None:
@@ -142,11 +139,3 @@ def test_the_page_of_what_is_kept(root: Path, tmp_path: Path) -> None:
         assert row, (method, tokens)
         assert (round(int(row[1].replace(",", "")), -1), row[2]) == (int(speed.replace(",", "")), tflops)
         assert f"{float(row[3]):.1f}" == floor
-
-
-def test_the_tree_that_travels_is_small(root: Path) -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    sizes = [(root / name).stat().st_size for name in listed.stdout.split("\0") if name and (root / name).is_file()]
-    assert sum(sizes) < TREE_MB * 1e6

@@ -95,12 +95,8 @@ def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None
         assert np.mean(np.log(found[300:])) == pytest.approx(log(power), abs=0.1)
 
 
-def test_tokens_of_prompt_lookup_keep_no_promise() -> None:
-    budget = calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]])
-    assert budget.power == pytest.approx(exp(-0.5))
-
-
-def test_a_power_under_which_no_node_stands_rises_again() -> None:
+def test_prompt_lookup_keeps_no_promise_and_a_power_under_which_no_node_stands_rises_again() -> None:
+    assert calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]]).power == pytest.approx(exp(-0.5))
     for power, after in ((0.25, 0.5), (4.0, 4.0)):
         assert calibrated(Budget(4, power=power), [[0.0, 0.0]], [[0]]).power == after
 

@@ -14,7 +14,7 @@ from longspec import methods
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure.tasks import Settings
 from longspec.report.inputs import Stage, Variant
-from longspec.report.style import COLOUR, DASHED, bare, drafter_colour, panels, quiet, to_svg
+from longspec.report.style import COLOUR, DASHED, drafter_colour, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
 POINTS = 800  # drawn per curve at most: more than a panel has pixels
@@ -59,7 +59,6 @@ def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], setting
     with quiet():
         figure, row = panels([max(len(held), 1.4) for held in shown.values()], 3.1)
         for axes, (task, held) in zip(row, shown.items(), strict=True):
-            bare(axes)
             for number, (drafter, buckets) in enumerate(found.items()):
                 values = [each for each in buckets if each["task"] == task]
                 offset, colour = 0.13 * (number - (len(found) - 1) / 2), drafter_colour(drafter, variant.stage_names)
@@ -112,7 +111,6 @@ def losses(variant: Variant) -> Markup:
         figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
         before = ""
         for axes, stage in zip(row, variant.stages, strict=True):
-            bare(axes)
             axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step")
             if (unit := loss_unit(stage)) != before:
                 axes.set_ylabel(unit)

@@ -32,8 +32,7 @@ def training_row(stage: Stage, places: int) -> Row | None:
         return None
     held = found["held_out"]
     shares = [held[f"acceptance_{place}"] for place in range(1, places + 1) if f"acceptance_{place}" in held]
-    figures = [{"mean": share, "low": None, "high": None} for share in shares]
-    return {"step": found["step"], "positions": figures, "expected_tokens": held["expected_tokens"]}
+    return {"step": found["step"], "positions": shares, "expected_tokens": held["expected_tokens"]}
 
 
 def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
@@ -103,12 +102,6 @@ def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str,
     return {"run": run, "variants": found, "gates": gates}
 
 
-def render(numbers: Row) -> str:
-    """Return the whole page as HTML text."""
-    page = environment().get_template("report/serves.html.j2")
-    return page.render(**numbers, titles=TITLES, ours=OURS, less=positions.LESS)
-
-
 def main(arguments: list[str] | None = None) -> None:
     """Read what was measured, and write the page and its numbers."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report.serves", description=__doc__)
@@ -120,7 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     with shown.ending_for_mistakes():
         numbers = page_numbers(options.run, options.variant, options.standings)
         write_json(options.out.with_suffix(".json"), numbers)
-        write_text(options.out, render(numbers))
+        page = environment().get_template("report/serves.html.j2")
+        write_text(options.out, page.render(**numbers, titles=TITLES, ours=OURS, less=positions.LESS))
 
 
 if __name__ == "__main__":

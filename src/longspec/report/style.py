@@ -31,6 +31,9 @@ SETTINGS = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 9.0,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -70,12 +73,6 @@ def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
     axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
     return figure, list(axes[0])
-
-
-def bare(axes: Axes) -> None:
-    """Leave a panel's grid along y, and no line at its left."""
-    axes.grid(axis="y")
-    axes.spines["left"].set_visible(False)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
