@@ -7,11 +7,12 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from scipy.special import stdtrit
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from longspec.train.metrics import whole_lines
 
 Cell = dict[str, Any]
-T_975 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571}  # of Student's t by degrees of freedom
 
 
 def fill(path: Path, wanted: Iterable[Cell], make: Callable[[Cell], Cell]) -> list[Cell]:
@@ -38,7 +39,7 @@ def fill(path: Path, wanted: Iterable[Cell], make: Callable[[Cell], Cell]) -> li
 def over_seeds(values: list[float]) -> dict[str, Any]:
     """Mean of a figure over seeds, each seed's, and from two seeds on the mean's 95 % interval (Student's t)."""
     told: dict[str, Any] = {"mean": mean(values), "each": values}
-    if len(values) - 1 in T_975:
-        half = T_975[len(values) - 1] * stdev(values) / len(values) ** 0.5
+    if len(values) > 1:
+        half = float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / len(values) ** 0.5
         told["interval"] = [told["mean"] - half, told["mean"] + half]
     return told

@@ -21,7 +21,7 @@ from longspec.atomic_files import write_text
 from longspec.measure.estimates import estimate
 from longspec.report.page import environment
 from longspec.report.plots import draw_line
-from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
+from longspec.report.style import COLOUR, panels, quiet, to_svg
 
 Row = dict[str, Any]
 Counts = dict[tuple[str, int], tuple[float, float]]  # by task and record: new tokens, rounds
@@ -118,7 +118,6 @@ def figure(name: str, numbers: Row) -> Markup:
     with quiet():
         drawn, axes = panels([1.0] * len(shapes), 3.2)
         for panel, place in zip(axes, shapes, strict=True):
-            bare(panel)
             for number, (method, row) in enumerate(rows.items()):
                 tasks = {task: found for task, found in row["lengths"][place]["tasks"].items() if task != ALL}
                 offset = 1 + 0.13 * (number - (len(rows) - 1) / 2)

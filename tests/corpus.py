@@ -1,8 +1,10 @@
 """A tiny corpus of text, and what is made of it before training."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from longspec import jsonl
 from longspec.atomic_files import describe_files, write_json
@@ -23,12 +25,12 @@ class Corpus:
     answers: Path  # rows of which only answers are labels
 
 
-def write_raw(folder: Path, records: list[dict[str, object]]) -> Path:
-    """A raw folder of these training records; returns its manifest."""
-    for name in NAMES:
-        jsonl.write(folder / name, records if name == "train.jsonl" else [])
+def write_raw(folder: Path, train: Sequence[dict[str, Any]], held_out: Sequence[dict[str, Any]] = ()) -> Path:
+    """A raw folder of these records; returns its manifest."""
+    for name, records in zip(NAMES, (train, held_out, ()), strict=True):
+        jsonl.write(folder / name, records)
     manifest = folder / "manifest.json"
-    counts = {"read": len(records), "train": len(records), "held_out": 0, "rejected": 0, "filtered": 0}
+    counts = {"read": len(train) + len(held_out), "train": len(train), "held_out": len(held_out), "rejected": 0, "filtered": 0}
     files = describe_files(folder, list(NAMES))
     write_json(manifest, {"name": folder.name, "settings": {}, "files": files, "records": counts})
     return manifest

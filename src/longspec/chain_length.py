@@ -56,14 +56,6 @@ class TreeAcceptance:
 Acceptance = ChainAcceptance | TreeAcceptance
 
 
-@dataclass(frozen=True)
-class ChainCosts:
-    """Seconds of a token by plain decoding, and of a whole round with a chain of 1, 2, ... tokens."""
-
-    plain: float
-    rounds: tuple[float, ...]
-
-
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
     """Return those at the temperature nearest to this one; at that of the first, of equals.
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 
-from longspec import jsonl, lease
+from longspec import lease
 from longspec.answers import shard
 from longspec.answers.settings import parse
-from longspec.atomic_files import describe_files, files_below, read_json, write_json
+from longspec.atomic_files import files_below, read_json
 from longspec.target import fetch
 from tests.answers.chat_server import Server
-from tests.corpus import Corpus
+from tests.corpus import Corpus, write_raw
 from tests.targets import SHAPES
 
 ASKED = [
@@ -56,17 +56,6 @@ def turns(*questions: str) -> dict[str, Any]:
     return {"messages": messages}
 
 
-def write_chats(folder: Path, train: list[dict[str, Any]], held_out: list[dict[str, Any]]) -> Path:
-    """A raw folder; returns its manifest."""
-    files = {"train.jsonl": train, "held_out.jsonl": held_out}
-    for name, records in files.items():
-        jsonl.write(folder / name, records)
-    counts = {"read": len(train) + len(held_out), "train": len(train), "held_out": len(held_out), "rejected": 0, "filtered": 0}
-    described = describe_files(folder, list(files))
-    write_json(folder / "manifest.json", {"name": "chats", "settings": {}, "files": described, "records": counts})
-    return folder / "manifest.json"
-
-
 @pytest.fixture(autouse=True)
 def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else takes a shard's folder: no job waits to see."""
@@ -90,7 +79,7 @@ def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
     tokenizer.save_pretrained(folder / "target")
     fetch.write_manifest(folder / "target_manifest.json", folder / "target", "test", files_below(folder / "target"))
     chats = [*map(turns, ASKED), *(turns(*pair) for pair in list(permutations(ASKED, 2))[::3])]
-    raw = write_chats(folder / "chats", chats, [turns("the old cat?"), turns(*ASKED)])
+    raw = write_raw(folder / "chats", chats, [turns("the old cat?"), turns(*ASKED)])
     return Case(raw, folder / "target_manifest.json", corpus.tokenizer)
 
 
@@ -118,5 +107,5 @@ def ask(case: Case, out: Path, server: Server, **settings: Any) -> dict[str, Any
 
 def ask_alone(case: Case, folder: Path, server: Server, questions: Iterable[str], **settings: Any) -> dict[str, Any]:
     """The manifest of a shard of these questions, in `folder / "out"`, that this server answers."""
-    raw = write_chats(folder / "chats", [turns(each) for each in questions], [])
+    raw = write_raw(folder / "chats", [turns(each) for each in questions])
     return ask(replace(case, raw=raw), folder / "out", server, **settings)

@@ -18,7 +18,8 @@ from longspec.atomic_files import read_json, write_json
 from longspec.data.layout_tally import cut_warning
 from longspec.data.tokenize import make as tokenize
 from longspec.decode.sampling import Sampler
-from tests.answers.conftest import Case, journal_of, turns, write_chats
+from tests.answers.conftest import Case, journal_of, turns
+from tests.corpus import write_raw
 from tests.jobs import finish, start, torchrun
 from tests.targets import save_target
 
@@ -173,7 +174,7 @@ def test_all_records_are_counted_and_those_that_ask_nothing_are_told(case: Case,
         turns("a long question " * 40),
         turns("why?", "a long question " * 40),
     ]
-    raw = write_chats(tmp_path / "odd", odd, [])
+    raw = write_raw(tmp_path / "odd", odd)
     made = Case(raw, case.target, case.tokenizer).make(tmp_path / "out", longest_prompt=100, new_tokens=40)
     assert made["records"] == 5 == sum(made["ends"].values())
     assert made["reasons"]["skipped"] == {

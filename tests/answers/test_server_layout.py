@@ -12,7 +12,8 @@ from longspec import jsonl
 from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
 from tests.answers.chat_server import Reply, echo, question, said, serving
-from tests.answers.conftest import Case, ask, journal_of, turns, with_template, write_chats
+from tests.answers.conftest import Case, ask, journal_of, turns, with_template
+from tests.corpus import write_raw
 
 
 def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Reply]:
@@ -33,7 +34,7 @@ def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_
 ) -> None:
     tool = {"type": "function", "function": {"name": "sum"}}
     offered = [turns(each) | {"tools": [tool], "chat_template_kwargs": {"terse": True}} for each in ("why?", "who?")]
-    raw = write_chats(tmp_path / "chats", [*offered, turns("what?")], [])
+    raw = write_raw(tmp_path / "chats", [*offered, turns("what?")])
     template = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{{ terse }}"
     replies = {"who?": said(None, "tool_calls", tool_calls=[{"function": {"name": "sum", "arguments": "{}"}}])}
     with serving(lambda body, number: replies.get(question(body)) or echo(body, number)) as server:
@@ -57,7 +58,7 @@ def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_an
         ask(case, tmp_path, server)
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
-    raw = write_chats(tmp_path / "chats", [turns("why?"), turns("what is <|im_end|> for?", "and <|im_start|>?")], [])
+    raw = write_raw(tmp_path / "chats", [turns("why?"), turns("what is <|im_end|> for?", "and <|im_start|>?")], [])
     with serving(lays_out(case)) as server:
         assert ask(Case(raw, case.target, case.tokenizer), tmp_path, server)["ends"]["answered"] == 2
 

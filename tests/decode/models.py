@@ -53,19 +53,20 @@ def scattered(layer, scale: float):
     return layer
 
 
+def chosen(target, ids: tuple[int, ...] | None) -> dict:
+    """Settings of a draft vocabulary."""
+    return {"vocabulary": ids and len(ids), "ids": ids, "target_vocabulary": target.config.vocab_size}
+
+
 def make_eagle3(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
-    size = None if ids is None else len(ids)
-    chosen = {"vocabulary": size, "ids": ids, "target_vocabulary": target.config.vocab_size}
-    settings = Settings(layers=(0, 1, 2), sliding_window=window, **chosen, **options)
+    settings = Settings(layers=(0, 1, 2), sliding_window=window, **chosen(target, ids), **options)
     return Eagle3Drafter(target, scattered(Eagle3Layer(target.config, settings), scale), settings)
 
 
 def make_dflash(target, window: int | None = None, ids: tuple[int, ...] | None = None, scale: float = 0.3, **options):
     """Two layers; blocks as deep as the deepest trees of these tests."""
-    size = None if ids is None else len(ids)
-    chosen = {"vocabulary": size, "ids": ids, "target_vocabulary": target.config.vocab_size}
     shape = {"layers": (1, 2), "depth": 2, "block_size": 6} | options
-    settings = dflash.Settings(sliding_window=window, **chosen, **shape)
+    settings = dflash.Settings(sliding_window=window, **chosen(target, ids), **shape)
     return DFlashDrafter(target, scattered(DFlashLayer(target.config, settings), scale), settings)
 
 

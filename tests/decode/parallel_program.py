@@ -40,14 +40,13 @@ def texts(target: Any, apart: int = 0) -> dict[str, Any]:
         torch.manual_seed(5)
         drafter = make_drafter(method, target, ids=(0, 2, 3, 4, 5, 7, 8, 9) if method == "glide" else None)
         start = prefill(target, PROMPTS, 8, drafter.reads)
-        for shape, temperature in SHAPES:
-            for name, given in (("prompts", PROMPTS), ("prefilled", start)):
-                options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
-                decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
-                found[f"{method} {shape} {name}"] = [(row.ids, row.accepted) for row in decoded.rows]
-        drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9), (7, 8))), TreeAcceptance(0.0, (2, 3), 30, 10))
-        generated = generate(target, torch.tensor(PROMPTS[:1]), draft=drafter, max_new_tokens=NEW, do_sample=False)
-        found[f"{method} generate"] = generated.tolist()  # in the shape that costs least, by times that each rank took itself
+        for given, (shape, temperature) in zip((PROMPTS, start), SHAPES, strict=True):
+            options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
+            decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
+            found[f"{method} {shape}"] = [(row.ids, row.accepted) for row in decoded.rows]
+    drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9))), TreeAcceptance(0.0, (2, 3), 30, 10))
+    generated = generate(target, torch.tensor(PROMPTS[:1]), draft=drafter, max_new_tokens=NEW, do_sample=False)
+    found["generate"] = generated.tolist()  # in the shape that costs least, by times that each rank took itself
     start = prefill(target, PROMPTS[:1])
     sampler = Sampler(0.9, generator=generator(11 + apart))
     found["plain"] = decode_plain(target, start, NEW, None, sampler).ids

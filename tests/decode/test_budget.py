@@ -82,15 +82,6 @@ def test_a_level_is_drafted_while_its_parents_are_likely_enough() -> None:
         assert (draft.tree(Budget(9, DEPTH, step=0.6)).depth, draft.asked) == (asked, asked)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_budget_of_one_is_a_chain_of_one(method: str) -> None:
-    target, prompts = make_target(2, **DEPTHS[method]), [[3, 1, 4], [5, 9]]
-    drafter = make_drafter(method, target)
-    by_shape = [speculate(target, drafter, prompts, max_new_tokens=60, shape=shape).rows for shape in (Budget(1, **ALL), 1)]
-    assert by_shape[0] == by_shape[1]
-    assert sum(sum(row.accepted) for row in by_shape[0]) > 0
-
-
 def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None:
     """Of a draft with the third root of what is kept the power is 3, of one with the square a half; 1 stays."""
     for power in (1.0, 3.0, 0.5):
@@ -104,12 +95,8 @@ def test_a_power_is_learnt_under_which_as_much_is_kept_as_was_promised() -> None
         assert np.mean(np.log(found[300:])) == pytest.approx(log(power), abs=0.1)
 
 
-def test_tokens_of_prompt_lookup_keep_no_promise() -> None:
-    budget = calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]])
-    assert budget.power == pytest.approx(exp(-0.5))
-
-
-def test_a_power_under_which_no_node_stands_rises_again() -> None:
+def test_prompt_lookup_keeps_no_promise_and_a_power_under_which_no_node_stands_rises_again() -> None:
+    assert calibrated(Budget(4), [[0.5, 0.0]], [[0, 2, 3]]).power == pytest.approx(exp(-0.5))
     for power, after in ((0.25, 0.5), (4.0, 4.0)):
         assert calibrated(Budget(4, power=power), [[0.0, 0.0]], [[0]]).power == after
 

@@ -200,7 +200,7 @@ def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) 
     texts = [torch.randint(0, 61, (length,)).tolist() for length in rows]
     begin(case, texts)  # the prompts; the root comes after
     texts = [[*text, row + 7] for row, text in enumerate(texts)]
-    for kept in ((0, 2, len(shape), 1), (len(shape), 0, 1, 1), (1, 1, 1, 1)):
+    for number, kept in enumerate(((0, 2, len(shape), 1), (len(shape) + 2, 0, 1, 1), (1, 1, 1, 1))):
         tree = drafter.propose(draft_input_of(case, texts), shape, Sampler())
         logits_BSV = torch.cat(drafter.seen, dim=1)
         assert logits_BSV.shape[1] == 1 + sum(shape[:-1])
@@ -209,16 +209,16 @@ def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) 
             for node in range(logits_BSV.shape[1]):
                 wanted_V = case.trained_logits(text, tree.tokens_BS[row, paths[row][node][1:]].tolist())
                 torch.testing.assert_close(logits_BSV[row, node], wanted_V, **CLOSE)
-        # The text goes on along one path of each row, as far as that row keeps it, and then by another token.
+        # The text goes on along one path of each row, as far as that row keeps it, and then by another token; after the first
+        # round by tokens that were not drafted, and by more than are drafted, as prompt lookup brings them.
         path_BE = torch.tensor([paths[row][-1] for row in range(len(texts))])
         kept_B, before = torch.tensor(kept[: len(texts)]), [len(text) for text in texts]
         tokens_BE = tree.tokens_BS.gather(1, path_BE).roll(-1, dims=1)
-        texts = [
-            text + tree.tokens_BS[row, path_BE[row, 1 : kept[row] + 1]].tolist() + [(row + 31) % 61]
-            for row, text in enumerate(texts)
-        ]
+        if number:
+            tokens_BE = (torch.cat([tokens_BE, tokens_BE[:, :2]], dim=1) + 7) % 61
+        texts = [text + tokens_BE[row, : kept[row]].tolist() + [row + 31] for row, text in enumerate(texts)]
         places = [list(range(length - 1, len(text) - 1)) for length, text in zip(before, texts, strict=True)]
-        padded = case.hidden([*texts, [0] * 9], [*places, list(range(path_BE.shape[1]))])
+        padded = case.hidden([*texts, [0] * 9], [*places, list(range(tokens_BE.shape[1]))])
         drafter.commit(tokens_BE, kept_B, {name: hidden_BEH[:-1] for name, hidden_BEH in padded.items()})
         if kept[1] == 0 and len(texts) == len(ROWS):
             drafter.select(torch.tensor([0, 2, 3]))

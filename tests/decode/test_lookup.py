@@ -1,10 +1,10 @@
-"""Prompt lookup against transformers' own generator, and that a round does not read the whole text."""
+"""Prompt lookup against transformers' own generator."""
 
 import torch
 from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
 
 from longspec.decode.drafters import DraftInput
-from longspec.decode.lookup import LONGEST, Followers, LookupDrafter
+from longspec.decode.lookup import LONGEST, LookupDrafter
 from longspec.decode.sampling import Sampler
 
 CHAIN = 5
@@ -42,31 +42,3 @@ def test_chains_are_those_of_transformers() -> None:
                 drafter.select(torch.tensor([0, 3]))
                 texts = [texts[0], texts[3]]
     assert found > 500
-
-
-class Counted(list):
-    """A text that counts the tokens that are read of it."""
-
-    read = 0
-
-    def __getitem__(self, place):
-        found = super().__getitem__(place)
-        self.read += len(found) if isinstance(place, slice) else 1
-        return found
-
-    def __iter__(self):
-        self.read += len(self)
-        return super().__iter__()
-
-
-def test_a_round_reads_what_it_adds() -> None:
-    """However long the text is."""
-    text = Counted(torch.randint(0, 50, (5000,)).tolist())
-    followers = Followers()
-    followers.learn(text)
-    text.read = 0
-    for _ in range(10):
-        text += torch.randint(0, 50, (6,)).tolist()
-        followers.learn(text)
-        followers.of(text, CHAIN)
-    assert text.read < 10 * 60

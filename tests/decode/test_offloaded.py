@@ -30,10 +30,10 @@ def test_chains_and_trees_are_those_of_the_target_held_whole(family: type, metho
     own.layer.load_state_dict(drafter.layer.state_dict())
     assert parted.model.layers[0].mlp.up_proj.weight.device.type == "meta"
     prompts = [[7] * 20, [8, 3, 5]]
-    plain = [generated(target, prompt, 30) for prompt in prompts]
+    plain = [generated(target, prompt, 16) for prompt in prompts]
     for shape in (3, (2, 3)):
         whole, found = (
-            speculate(model, each, prompts, max_new_tokens=30, shape=shape).rows
+            speculate(model, each, prompts, max_new_tokens=16, shape=shape).rows
             for model, each in ((target, drafter), (parted, own))
         )
         assert [row.ids for row in found] == [row.ids for row in whole] == plain

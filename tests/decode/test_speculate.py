@@ -1,6 +1,6 @@
 """Speculative decoding against transformers' own generate: greedy text, ends of text, streaming, rows of different length."""
 
-from functools import partial
+from functools import cache, partial
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
-from longspec.decode.texts import Row, Stops
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from tests.decode.models import (
@@ -62,17 +61,23 @@ def test_tokens_are_those_of_generate(drafter: str, family: type, shape, options
     check_greedy(family, DEPTHS.get(drafter, {}) | shape_of_target, shape, lambda target: make(target, **options))
 
 
-def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
+@cache
+def greedy_texts(family: type, **shape_of_target) -> tuple:
+    """A target, prompts, transformers' own texts of them, and where torch's random numbers go on."""
     target = make_target(0, family, **shape_of_target)
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (1, 5, 40, 5)]
-    expected = [generated(target, prompt, NEW) for prompt in prompts]
+    return target, prompts, [generated(target, prompt, NEW) for prompt in prompts], torch.get_rng_state()
+
+
+def check_greedy(family: type, shape_of_target: dict, shape, make) -> None:
+    target, prompts, expected, state = greedy_texts(family, **shape_of_target)
+    torch.set_rng_state(state)
     proposes = make(target)
     decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, shape=shape)
     assert [row.ids for row in decoded.rows] == expected
     assert sum(sum(row.accepted) for row in decoded.rows) > 0
     start = prefill(target, prompts[1:2], reads=proposes.reads)
-    for _ in range(2):  # a decoding leaves its start as it was
-        assert speculate(target, proposes, start, max_new_tokens=NEW, shape=shape).rows[0].ids == expected[1]
+    assert speculate(target, proposes, start, max_new_tokens=NEW, shape=shape).rows[0].ids == expected[1]
     assert decode_plain(target, start, NEW, NO_EOS).ids == expected[1]
 
 
@@ -93,25 +98,12 @@ def test_a_draft_that_is_the_target_is_kept_whole(shape: Shape, temperature: flo
     assert len(decoded.rows[0].ids) == 31
 
 
-def test_a_perfect_draft_is_accepted_whole_and_a_wrong_one_never() -> None:
-    target = make_target(1)
-    prompts = [[3, 1, 4], [1, 5, 9, 2]]
-    texts = [prompt + generated(target, prompt, NEW) for prompt in prompts]
-    perfect = speculate(target, Oracle(texts), prompts, max_new_tokens=31, shape=CHAIN)
-    wrong = speculate(target, Oracle(texts, wrong=True), prompts, max_new_tokens=31, shape=CHAIN)
-    for row, prompt, text in zip(perfect.rows, prompts, texts, strict=True):
-        assert (row.accepted, row.new_tokens, row.finish) == ([CHAIN] * 6, 30, "length")
-        assert row.ids == text[len(prompt) : len(prompt) + 31]
-    assert [row.accepted for row in wrong.rows] == [[0] * 30] * 2
-    assert [row.ids for row in wrong.rows] == [row.ids for row in perfect.rows]
-
-
 def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
     target = make_target(1)
     prompt = [3, 1, 4]
     text = prompt + generated(target, prompt, NEW)
     start = prefill(target, [prompt])
-    for place in range(1, 20):
+    for place in range(1, 12):
         eos = text[3 + place]
         first = text[3:].index(eos)
         for wrong in (False, True):
@@ -155,15 +147,6 @@ def test_tokens_are_streamed_as_they_are_returned(method: str) -> None:
     assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
 
 
-class Letters:
-    """A tokenizer of which each token is one to three letters."""
-
-    words = ("a", "b", "ab", "bc", "cab", "d")
-
-    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool) -> str:
-        return "".join(self.words[token % 6] for token in ids)
-
-
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     target = make_target(0, **SMALL, num_key_value_heads=1)
     faults = [
@@ -175,34 +158,13 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
         ({"stop_strings": ["x"]}, "tokenizer="),
-        ({"stop_strings": "x", "tokenizer": Letters()}, "give a list"),
+        ({"stop_strings": "x", "tokenizer": object()}, "give a list"),
     ]
     for wrong, message in faults:
         with pytest.raises(ValueError, match=message):
             speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
     with pytest.raises(ValueError, match="bos token"):
         speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
-
-
-def test_stops_look_at_eos_and_text() -> None:
-    stops = Stops(eos=[7, 8], strings=["abc"], tokenizer=Letters())
-    assert stops.end([], [0, 8, 7]) == 1
-    assert stops.end([0], [0, 3, 1]) == 1  # a|a bc
-    assert stops.end([5] * 50 + [0], [1, 3, 0]) is None  # d...da|b bc a
-    assert Stops().end([], [1, 2, 3]) is None
-
-
-def test_position_acceptance_leaves_out_the_token_that_ended_the_text() -> None:
-    row = Row(ids=[], accepted=[2, 0, 1], finish="length")
-    assert row.position_acceptance(3) == [(2, 3), (1, 2), (0, 1)]
-    row.finish = "stop"
-    assert row.position_acceptance(3) == [(2, 3), (1, 1), (0, 1)]
-
-
-@pytest.mark.parametrize(("dtype", "largest"), [(torch.float64, 1e-12), (torch.float32, 2e-4), (torch.bfloat16, 0.7)])
-def test_a_near_tie_is_small_beside_real_margins(dtype: torch.dtype, largest: float) -> None:
-    """For logits up to 20, of which the best two are often several apart."""
-    assert 0 < near_tie_margin(torch.tensor([-3.0, 20.0], dtype=dtype)) <= largest
 
 
 @pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3"), (torch.float32, "dflash")])

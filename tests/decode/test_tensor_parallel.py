@@ -6,36 +6,26 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
+from tests.decode.models import METHODS, SHAPE
 from tests.decode.parallel_program import states, texts
 from tests.jobs import finish, start, torchrun
 
 # A vocabulary that no number of ranks divides, and so small that random drafts are kept now and then.
-SHAPE: dict[str, Any] = {
-    "vocab_size": 11,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
-
-
-def save(config: PretrainedConfig, folder: Path) -> str:
-    torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
+SMALL: dict[str, Any] = SHAPE | {"vocab_size": 11, "hidden_size": 64, "num_hidden_layers": 3, "initializer_range": 0.3}
+HEADS = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a target with four key/value heads, its head tied to its embeddings."""
-    return save(Qwen2Config(**SHAPE, tie_word_embeddings=True), tmp_path_factory.mktemp("target"))
+    folder = tmp_path_factory.mktemp("target")
+    torch.manual_seed(3)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SMALL | HEADS, tie_word_embeddings=True)).save_pretrained(folder)
+    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +37,7 @@ def alone(target: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alone: dict[str, Any], tmp_path: Path) -> None:
-    """Both methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers; and what drafts read.
+    """All methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers; and what drafts read.
 
     Rank 1 would draw otherwise, as when the last bits of its logits differed, and takes rank 0's tokens.
     """
@@ -61,5 +51,5 @@ def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alon
         assert told["texts"] == alone
         assert 0.9 * whole / ranks < told["split"] < 1.1 * whole / ranks
         torch.testing.assert_close(read, wanted, rtol=1e-12, atol=1e-12)
-    accepted = [kept for key, rows in alone.items() if key.endswith("prompts") for _, row in rows for kept in row]
+    accepted = [kept for key, rows in alone.items() if key.startswith(METHODS) for _, row in rows for kept in row]
     assert {0, 1, 2} <= set(accepted), "texts in which drafts were kept and rejected"

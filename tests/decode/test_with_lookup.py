@@ -15,7 +15,6 @@ from longspec.decode.lookup import Followers, WithLookup
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import NOTHING, DraftTree, TreeBuilder
-from longspec.states.tensors import HIDDEN, KEYS, VALUES
 from tests.decode.models import DEPTHS, make_drafter, make_target
 from tests.decode.test_speculate import check_greedy
 
@@ -44,44 +43,6 @@ def test_what_is_copied_is_kept_beyond_the_drafts_depth_and_the_draft_goes_on_be
     assert both.ids == alone.ids
     assert max(both.accepted) == COPIED
     assert both.rounds < alone.rounds
-
-
-class Standing:
-    """A text that ends in a root, and the target's states of all before it."""
-
-    def __init__(self, target, text: list[int]) -> None:
-        self.text, self.last = text, target.config.num_hidden_layers - 1
-        found = target(torch.tensor([text[:-1]]), use_cache=True, output_hidden_states=True)
-        self.hidden_states, self.cached = found.hidden_states, found.past_key_values.layers[-1]
-
-    def hidden(self, drafter, first: int, end: int) -> dict[str, torch.Tensor]:
-        names = [name for name in drafter.reads if name.startswith(HIDDEN)]
-        return {name: self.hidden_states[int(name.removeprefix(HIDDEN))][:, first:end] for name in names}
-
-    def at(self, length: int) -> DraftInput:
-        """As the round begins whose root is token `length`."""
-        cached = {
-            f"{KEYS}{self.last}": self.cached.keys[:, :, :length],
-            f"{VALUES}{self.last}": self.cached.values[:, :, :length],
-        }
-        length_B, root_B = torch.tensor([length]), torch.tensor([self.text[length]])
-        return DraftInput([self.text[: length + 1]], (length,), length_B, root_B, cached)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("method", DEPTHS)
-def test_a_draft_proposes_alike_whatever_brought_the_text(method: str) -> None:
-    """Its next tree behind tokens that it had not drafted is that of a drafter that began with the whole text."""
-    target = make_target(4, **DEPTHS[method])
-    drafter, standing = make_drafter(method, target), Standing(target, torch.randint(0, 61, (31,)).tolist())
-    drafter.begin([standing.text[:30]], standing.hidden(drafter, 0, 30))
-    wanted = drafter.propose(standing.at(30), (2, 4, 4), Sampler())
-    drafter.begin([standing.text[:20]], standing.hidden(drafter, 0, 20))
-    drafter.propose(standing.at(20), (2, 2), Sampler())
-    drafter.commit(torch.tensor([standing.text[21:]]), torch.tensor([9]), standing.hidden(drafter, 20, 30))
-    found = drafter.propose(standing.at(30), (2, 4, 4), Sampler())
-    assert torch.equal(found.tokens_BS, wanted.tokens_BS)
-    assert torch.equal(found.parents_BS, wanted.parents_BS)
 
 
 class Fixed(Drafter):

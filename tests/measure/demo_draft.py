@@ -43,13 +43,8 @@ class Measured:
     def options(self, out: Path, *more: str) -> Any:
         tasks = {f"of-{tokens}": {"data": "raw", "context": [tokens, tokens]} for tokens in self.contexts}
         settings = {"prompts": self.prompts, "new_tokens": self.new_tokens, "temperatures": [0], "shapes": [CHAIN]}
-        arguments = [
-            "--settings",
-            json.dumps(settings | {"repeats": 1, "seed": 0, "tasks": tasks}),
-            "--target",
-            str(self.target),
-        ]
-        arguments += ["--raw", f"raw={self.raw}", "--drafter", "final", "--draft", str(self.draft)]
+        arguments = ["--settings", json.dumps(settings | {"repeats": 1, "seed": 0, "tasks": tasks}), "--drafter", "final"]
+        arguments += ["--target", str(self.target), "--raw", f"raw={self.raw}", "--draft", str(self.draft)]
         arguments += ["--recipe", str(self.recipe), "--out", str(out), *more]
         arguments += [] if self.vocabulary is None else ["--vocabulary", str(self.vocabulary)]
         return verb.read_arguments(arguments)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from longspec import jsonl
-from longspec.atomic_files import describe_files, read_json, write_json, write_text
+from longspec.atomic_files import read_json, write_text
 from longspec.config import Build, compose, to_yaml
 from longspec.config.schema import Model
 from longspec.data import draft_vocabulary, tokenize
@@ -25,7 +24,7 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 from longspec.target import tokenizer, train
-from tests.corpus import NAMES
+from tests.corpus import write_raw
 from tests.measure.demo_draft import Measured
 
 MODULES = ("bisect", "colorsys")
@@ -36,7 +35,9 @@ METHOD, DRAFT = eagle3.Method(vocabulary=PROPOSED, layers=list(LAYERS)), eagle3.
 
 def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> Measured:
     """Train both below `root`."""
-    raw = _write_raw(root / "raw")
+    library = Path(sysconfig.get_path("stdlib"))
+    records = [{"text": (library / f"{name}.py").read_text(encoding="utf-8")} for name in MODULES]
+    raw = write_raw(root / "raw", records, records)
     target = root / "model/target_manifest.json"
     mixture = [{"dataset": "raw", "sequence_length": LENGTH, "rows": 4, "steps": target_steps}]
     shape = {"hidden": 64, "layers": 12, "heads": 4, "key_value_heads": 2, "intermediate": 128}
@@ -58,18 +59,6 @@ def make(root: Path, target_steps: int = 350, draft_steps: int = 400) -> Measure
     write_text(made.recipe, to_yaml(recipe))
     _train_draft(made, recipe, PackedRows(packed), draft_steps)
     return made
-
-
-def _write_raw(folder: Path) -> Path:
-    """Write the modules as a raw folder, each to train and held out; return its manifest."""
-    library = Path(sysconfig.get_path("stdlib"))
-    records = [{"text": (library / f"{name}.py").read_text(encoding="utf-8")} for name in MODULES]
-    for name in NAMES:
-        jsonl.write(folder / name, [] if name.startswith("rejects") else records)
-    counts = {"read": 2 * len(records), "train": len(records), "held_out": len(records), "rejected": 0, "filtered": 0}
-    files = describe_files(folder, list(NAMES))
-    write_json(folder / "manifest.json", {"name": "raw", "settings": {}, "files": files, "records": counts})
-    return folder / "manifest.json"
 
 
 def _train_draft(made: Measured, recipe: Any, rows: PackedRows, steps: int) -> None:

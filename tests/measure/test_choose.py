@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json
 from longspec.measure.choose import main as choose
+from tests.corpus import write_raw
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows
 
 RECORDS = 24  # of each task, two prompts from each
@@ -22,11 +23,6 @@ def text_of(task: str, record: int) -> str:
     return f"both {record if task == 'short' else RECORDS - 2 - record}" if shared else f"{task} {record}"
 
 
-def list_records(folder: Path) -> None:
-    """Write the manifest that proves held-out records."""
-    write_json(folder / "manifest.json", {"files": describe_files(folder, ["held_out.jsonl"])})
-
-
 def write_records(folder: Path) -> list[str]:
     """Held-out records of all three datasets in three formats; the verb's option that names them."""
     made: dict[str, list[dict[str, Any]]] = {}
@@ -34,8 +30,7 @@ def write_records(folder: Path) -> list[str]:
         texts = [text_of(task, record) for record in range(RECORDS)]
         formats = {"short": {"path": "a.py"}, "long": {"source": "code", "path": "b.py"}}
         made[data] = [{"text": text, **formats[task]} if task in formats else {"problem": text, "qwq": "so"} for text in texts]
-        jsonl.write(folder / data / "held_out.jsonl", made[data])
-        list_records(folder / data)
+        write_raw(folder / data, [], made[data])
     return ["--raw", *(f"{data}={folder / data / 'manifest.json'}" for data in made)]
 
 

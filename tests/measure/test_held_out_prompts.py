@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from longspec.data import raw
 from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.measure.prompts import ROOM_AFTER, draw_prompts
 from longspec.measure.tasks import HeldOut
-from tests.corpus import Corpus
+from tests import corpus
 from tests.data.families import byte_level, family
 
 CONTEXT = (8, 30)
@@ -18,15 +17,13 @@ TASK = HeldOut("d", CONTEXT, 24)
 
 
 @pytest.fixture
-def tokenizer(corpus: Corpus) -> Any:
+def tokenizer(corpus: corpus.Corpus) -> Any:
     return load_tokenizer(corpus.tokenizer)[0]
 
 
 def write_raw(folder: Path, records: list[dict[str, Any]]) -> Path:
-    source = folder / "in.jsonl"
-    source.write_text("".join(json.dumps(record) + "\n" for record in records))
-    raw.make("d", {"source": str(source), "held_out": 0.3}, folder / "raw/manifest.json")
-    return folder / "raw/manifest.json"
+    """Every second one is held out."""
+    return corpus.write_raw(folder / "raw", records[::2], records[1::2])
 
 
 def texts(count: int) -> list[dict[str, Any]]:
@@ -61,12 +58,6 @@ def test_stretches_of_held_out_records(tmp_path: Path, tokenizer: Any, kind: Any
     assert prompts != draw_prompts("long", TASK, manifest, 40, tokenizer, seed=1)
 
 
-def test_records_that_are_too_short_are_named(tmp_path: Path, tokenizer: Any) -> None:
-    manifest = write_raw(tmp_path, [{"text": f"t{n}"} for n in range(60)])
-    with pytest.raises(ValueError, match=r"held_out\.jsonl: no record has 24 tokens, as evaluation\.tasks\.short\.context "):
-        draw_prompts("short", TASK, manifest, 4, tokenizer, seed=1)
-
-
 def turns(count: int, answered: bool) -> list[dict[str, Any]]:
     """Conversations of one to three questions; without the last answer, or with it."""
     made = []
@@ -82,11 +73,7 @@ def turns(count: int, answered: bool) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("answered", [True, False])
 def test_whole_questions_are_what_the_template_makes_of_them(tmp_path: Path, tokenizer: Any, answered: bool) -> None:
     """The prompt is that of transformers' own chat template, of a conversation with answers or without."""
-    source = tmp_path / "in.jsonl"
-    source.write_text("".join(json.dumps(record) + "\n" for record in turns(60, answered)))
-    settings = {"source": str(source), "held_out": 0.5} | ({} if answered else {"unanswered": True})
-    raw.make("d", settings, tmp_path / "raw/manifest.json")
-    manifest, task = tmp_path / "raw/manifest.json", HeldOut("d", (20, 150), 24, whole_questions=True)
+    manifest, task = write_raw(tmp_path, turns(60, answered)), HeldOut("d", (20, 150), 24, whole_questions=True)
     held_out = [json.loads(line) for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
     expected: dict[int, list[list[int]]] = {}
     for line, record in enumerate(held_out):
@@ -104,19 +91,33 @@ def test_whole_questions_are_what_the_template_makes_of_them(tmp_path: Path, tok
     assert prompts != draw_prompts("d", task, manifest, 1000, tokenizer, seed=2)
 
 
-def test_whole_questions_of_no_such_length_are_named(tmp_path: Path, tokenizer: Any) -> None:
-    manifest = write_raw(tmp_path, chats(30))
-    with pytest.raises(ValueError, match=r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"):
-        draw_prompts("far", HeldOut("d", (900, 999), 24, whole_questions=True), manifest, 4, tokenizer, seed=1)
-    (tmp_path / "text").mkdir()
-    text = write_raw(tmp_path / "text", texts(30))
-    with pytest.raises(ValueError, match=r"no question has 1 to 999 tokens"):
-        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), text, 4, tokenizer, seed=1)
-    (tmp_path / "odd").mkdir()
-    odd = write_raw(tmp_path / "odd", [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)])
-    told = r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it"
+STRANGE = [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat in chats(30)]
+
+
+@pytest.mark.parametrize(
+    ("records", "context", "whole", "told"),
+    [
+        (
+            [{"text": f"t{n}"} for n in range(60)],
+            CONTEXT,
+            False,
+            r"held_out\.jsonl: no record has 24 tokens, as .*\.far\.context ",
+        ),
+        (chats(30), (900, 999), True, r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"),
+        (texts(30), (1, 999), True, r"no question has 1 to 999 tokens"),
+        (
+            STRANGE,
+            (1, 999),
+            True,
+            r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it",
+        ),
+    ],
+)
+def test_records_without_a_prompt_are_named(
+    tmp_path: Path, tokenizer: Any, records: list[Any], context: tuple[int, int], whole: bool, told: str
+) -> None:
     with pytest.raises(ValueError, match=told):
-        draw_prompts("far", HeldOut("d", (1, 999), 24, whole_questions=True), odd, 4, tokenizer, seed=1)
+        draw_prompts("far", HeldOut("d", context, 24, whole), write_raw(tmp_path, records), 4, tokenizer, seed=1)
 
 
 def test_whole_questions_have_the_tools_and_template_arguments_of_their_records(tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """What is made of llama.cpp's stream and counters: its rounds, the text that is measured, and what it is refused for."""
 
-import http.server
+import io
 import json
-import threading
-from collections.abc import Iterator
+import operator
 from typing import Any
 
 import pytest
@@ -67,60 +66,38 @@ def test_a_text_is_cut_and_the_round_that_reaches_its_end_is_whole() -> None:
     assert within([2], 1) == []
 
 
-class Server:
-    """Answers as llama.cpp's server: eight tokens, two of each round kept; nothing is streamed at the third."""
+def test_an_answer_is_the_engines_text_up_to_its_end_with_the_rounds_of_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One chain more than is wanted is asked for; the token that was not streamed is asked for again.
 
-    def __init__(self) -> None:
-        self.asked: list[dict[str, Any]] = []
-        outer, text = self, [11, 12, 13, 14, 15, 16, 17, 0, 18, 19]
+    The server has eight tokens, two of each round kept; nothing is streamed at the third.
+    """
+    asked: list[dict[str, Any]] = []
+    text = [11, 12, 13, 14, 15, 16, 17, 0, 18, 19]
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def reply(self, content: str) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(content.encode())
+    def reply(_: Engine, verb: str, path: str, body: dict[str, Any] | None) -> io.BytesIO:
+        if body is None:
+            name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+            streams = sum(bool(each.get("stream")) for each in asked)
+            lines = [f'{name}{{position="{place}"}} {3 * streams}' for place in range(2)]
+        elif body.get("stream"):
+            times = [{"predicted_n": each.tokens, "predicted_ms": 1000 * each.seconds} for each in said]
+            drafts = [{"draft_n": each.drafted, "draft_n_accepted": each.kept} if each.drafted else {} for each in said]
+            whole = zip(text, map(operator.or_, times, drafts), strict=True)
+            lines = [f"data: {json.dumps({'tokens': [token], 'timings': each})}" for token, each in whole]
+            del lines[2]
+        else:
+            likely = [{"id": token, "top_logprobs": [{"id": token, "logprob": -0.5}]} for token in text if token != 13]
+            lines = [json.dumps({"tokens": text, "completion_probabilities": likely})]
+        asked.append(body or {})
+        return io.BytesIO("\n".join(lines).encode())
 
-            def do_GET(self) -> None:
-                streams = sum(bool(body.get("stream")) for body in outer.asked)
-                name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
-                self.reply("# HELP\n" + "".join(f'{name}{{position="{place}"}} {3 * streams}\n' for place in range(2)))
-
-            def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                outer.asked.append(body)
-                if not body.get("stream"):
-                    likely = [{"id": token, "top_logprobs": [{"id": token, "logprob": -0.5}]} for token in text if token != 13]
-                    self.reply(json.dumps({"tokens": text, "completion_probabilities": likely}))
-                    return
-                said = [
-                    {"tokens": [token], "timings": {"predicted_n": event.tokens, "predicted_ms": 1000 * event.seconds}
-                     | ({"draft_n": event.drafted, "draft_n_accepted": event.kept} if event.drafted else {})}
-                    for token, event in zip(text, events([2, 2, 2], 2), strict=True)
-                ]  # fmt: skip
-                self.reply("".join(f"data: {json.dumps(each)}\n\n" for place, each in enumerate(said) if place != 2))
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.listening_address = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.server.shutdown()
-
-
-def test_an_answer_is_the_engines_text_up_to_its_end_with_the_rounds_of_its_counters(server: Server) -> None:
-    """One chain more than is wanted is asked for; the token that was not streamed is asked for again."""
-    found = llama_cpp.answer(Engine(server, 2), REQUEST, 2)
+    said = events([2, 2, 2], 2)
+    monkeypatch.setattr(llama_cpp, "_asked", reply)
+    found = llama_cpp.answer(Engine(None, 2), REQUEST, 2)
     assert (found.tokens, found.accepted, found.seconds) == ([11, 12, 13, 14, 15, 16], [2, 2], [0.6, 0.6])
-    streams = [body.pop("stream", False) for body in server.asked]
-    assert streams == [True, True, False]
-    assert {(body["n_predict"], body["temperature"], body["cache_prompt"]) for body in server.asked} == {(8, 0, False)}
-    ended = llama_cpp.answer(Engine(server, 2), Request("b", [3], 10, 0.0, 0, [0], 1), 1)
+    bodies = [body for body in asked if body]
+    assert [body.get("stream", False) for body in bodies] == [True, True, False]
+    assert {(body["n_predict"], body["temperature"], body["cache_prompt"]) for body in bodies} == {(8, 0, False)}
+    ended = llama_cpp.answer(Engine(None, 2), Request("b", [3], 10, 0.0, 0, [0], 1), 1)
     assert (ended.tokens[-1], ended.accepted) == (0, [2, 2, 2])
     assert ended.best[2:4] == [[(13, 0.0)], [(14, -0.5)]]

@@ -18,7 +18,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
-from tests.measure.demo_draft import DRAFT, FILE, NEEDED, ROOT, Line, Measured, acceptance, at_root, demo, is_as_ours, is_seen
+from tests.measure.demo_draft import DRAFT, FILE, NEEDED, ROOT, Line, Measured, assert_as_ours, at_root, demo, is_seen
 from tests.workflow.planning import copy_to
 
 __all__ = ["at_root"]  # a fixture
@@ -51,13 +51,7 @@ def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
     verdicts = {(row["gate"], row["passed"]) for row in read_json(run / "serves_gates.json")}
     assert verdicts == {(engine.title, True) for engine in others}
     ours, theirs = (list(jsonl.read(run / f"ttt/serves/{name}.jsonl")) for name in (OURS, VLLM))
-    assert {line["engine"] for line in theirs} == {"vllm"}
-    assert [line["prompt_hash"] for line in theirs] == [line["prompt_hash"] for line in ours]
-    assert sum(line["tokens_compared"] for line in theirs) >= 40 * 60
-    assert sum(line["mismatches"] - line["near_ties"] for line in theirs) == 0
-    assert all(line["margin"] <= 1e-4 for line in theirs if line["mismatches"])
-    assert acceptance([line["accepted"] for line in theirs]) > 1.5  # an untrained draft's is 1.1
-    assert is_as_ours([line["accepted"] for line in theirs], ours)
+    assert_as_ours(theirs, ours, "vllm", 40 * 60)
 
 
 @pytest.fixture(scope="module")

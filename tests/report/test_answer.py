@@ -77,18 +77,14 @@ def test_a_losss_weight_is_the_sum_of_its_steps(recipe: tuple[str, str, dict[str
     assert methods.loss_weight(changed(run, variant, **draft)) == (None if weight is None else pytest.approx(weight))
 
 
-def test_the_curve_is_in_nats_a_token_and_the_targets_is_as_it_was_written() -> None:
+def test_the_curve_is_in_nats_a_token_or_stands_alone() -> None:
     """A draft that knows nothing of 1,024 tokens: ln 1,024 nats in each of three steps, weighted 1, 0.5 and 0.25."""
     nothing = math.log(1024)
     metrics = [{"step": 1, "loss": 1.75 * nothing, "llm_loss": 2.5}, {"step": 2, "loss": math.nan, "llm_loss": 2.5}]
     stage = Stage("base", changed("demo-eagle3", "ttt", steps=3, decay=0.5), metrics)
     assert [list(each_T) for each_T in curves(stage)] == [[1.0], [pytest.approx(nothing)], [2.5]]
     assert loss_unit(stage) == "loss, nats per token"
-
-
-def test_a_loss_that_is_not_in_nats_stands_alone() -> None:
-    metrics = [{"step": 1, "loss": 4.0, "llm_loss": 2.5}]
-    stage = Stage("base", changed("demo-dflash", "blocks", weights="d_pace"), metrics)
+    stage = Stage("base", changed("demo-dflash", "blocks", weights="d_pace"), [{"step": 1, "loss": 4.0, "llm_loss": 2.5}])
     _, loss_T, target_T = curves(stage)
     assert (loss_T.tolist(), np.isnan(target_T).tolist()) == ([4.0], [True])
     assert loss_unit(stage) == "weighted loss"

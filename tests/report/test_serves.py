@@ -4,17 +4,15 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from scipy.stats import t
 
 from longspec import jsonl, shown
 from longspec.measure import gates
+from longspec.measure.estimates import estimate
 from longspec.report import serves
 from tests.report.synthetic_run import SETTINGS, line, write_variant
 from tests.report.test_page import Resources
 
-pytestmark = pytest.mark.usefixtures("undrawn")
 SECTION = SETTINGS | {"shapes": [2], "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
 WHY = "is not installed: `make .venv-serve/openvino/.stamp`, then <b>more</b>"
 # Drafted tokens kept in each round of ten prompts, each of a record of its own.
@@ -58,16 +56,7 @@ def page_of(place: Path, standings: dict[str, Any]) -> tuple[dict[str, Any], Res
     return numbers, parser, " ".join(" ".join(parser.text).split())
 
 
-def interval(over: list[float], under: list[float]) -> tuple[float, float, float]:
-    """A ratio of sums and the ends of its 95 % interval, by leaving out one record after the other."""
-    over_N, under_N = np.array(over, float), np.array(under, float)
-    ratio = over_N.sum() / under_N.sum()
-    left = [np.delete(over_N, n).sum() / np.delete(under_N, n).sum() for n in range(len(over_N))]
-    reach = t.ppf(0.975, len(over) - 1) * np.sqrt(len(over) * np.var(left, ddof=1))
-    return ratio, ratio - reach, ratio + reach
-
-
-def test_figures_are_shares_of_rounds_that_came_so_far_with_the_jackknifes_interval(tmp_path: Path) -> None:
+def test_figures_are_shares_of_rounds_that_came_so_far_with_their_interval(tmp_path: Path) -> None:
     numbers, _, _ = page_of(tmp_path, write_variant_of(tmp_path / "base"))
     held = numbers["variants"]["base"]
     (group,) = held["groups"]
@@ -76,14 +65,14 @@ def test_figures_are_shares_of_rounds_that_came_so_far_with_the_jackknifes_inter
     for place, found in enumerate(ours["positions"], 1):
         kept = [sum(n >= place for n in rounds) for rounds in OURS]
         reached = [sum(n >= place - 1 for n in rounds) for rounds in OURS]
-        assert [found[name] for name in ("mean", "low", "high")] == pytest.approx(interval(kept, reached))
+        assert {name: found[name] for name in ("mean", "low", "high")} == estimate((kept, reached))
     assert ours["positions"] == vllm["positions"]
     assert torn["positions"][1]["mean"] == 0.0
     assert (ours["rounds"], ours["tokens"]["mean"]) == (24, (32 + 24) / 24)
     assert (vllm["speed_up"]["mean"], vllm["tokens_per_second_plain"]) == (3.0, 56 / 30)
     assert (vllm["same_texts"], torn["same_texts"]) == (10, 0)
     assert held["training"]["step"] == STEP
-    assert [found["mean"] for found in held["training"]["positions"]] == SHARES[:2]  # of as many positions as are decoded
+    assert held["training"]["positions"] == SHARES[:2]  # of as many positions as are decoded
 
 
 def test_the_gate_fails_an_engine_that_is_clearly_below_and_says_where(tmp_path: Path, capsys: Any) -> None:

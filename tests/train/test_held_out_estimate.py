@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from longspec import jsonl
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.data import tokenize
 from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.pack import packing
@@ -17,10 +16,7 @@ from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 def make_packed(folder: Path, corpus: Corpus, collation: str, train: list[Any], held_out: list[Any], name: str = "raw") -> Path:
     """Packed rows of a data set's records, others of which are held out; their manifest."""
-    raw = write_raw(folder / name, train)
-    jsonl.write(raw.parent / "held_out.jsonl", held_out)
-    write_json(raw, read_json(raw) | {"files": describe_files(raw.parent, ["train.jsonl", "held_out.jsonl"])})
-    tokenize.make(raw, corpus.tokenizer, 0, 1, folder / "tokens/000.json")
+    tokenize.make(write_raw(folder / name, train, held_out), corpus.tokenizer, 0, 1, folder / "tokens/000.json")
     packing.make([folder / "tokens/000.json"], LENGTH, collation, "split", folder / "packed/manifest.json")
     return folder / "packed/manifest.json"
 

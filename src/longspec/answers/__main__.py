@@ -16,7 +16,6 @@ from longspec.shown import add_verb
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
     top = argparse.ArgumentParser(prog="python -m longspec.answers", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
     verb = add_verb(verbs, "shard", "write the target's answers to one shard of a dataset's records")

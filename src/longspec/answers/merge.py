@@ -97,7 +97,6 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
 
 
 def counts_line(counts: dict[str, Any]) -> str:
-    """Say the counts in a line."""
     ends = ", ".join(f"{count} {end}" for end, count in counts["ends"].items() if count or end == FAILED)
     made = f"{counts['records']} records: {ends}; {counts['answers']} answers of {counts['tokens']} tokens"
     return "; ".join(filter(None, [made, answer_reasons(counts)]))

@@ -22,7 +22,6 @@ ENDING = 20.0  # that it has for its own way out
 
 
 def free_port() -> int:
-    """Return a port that nobody has."""
     with socket.socket() as listening:
         listening.bind(("", 0))
         return int(listening.getsockname()[1])

@@ -195,7 +195,6 @@ class NewestTokens:
         self.text = (keys, values)
 
     def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Take a level in behind the window."""
         self.nodes.append(new)
         keys, values = (torch.cat(parts, dim=2) for parts in zip(self.of_text(), *self.nodes, strict=True))
         return keys, values
@@ -210,7 +209,6 @@ class NewestTokens:
         return lengths_B - self.of_text()[0].shape[2]
 
     def select(self, rows_B: Tensor) -> None:
-        """Keep the text of these rows alone."""
         if self.text is not None:
             self.text, self.nodes = (self.text[0][rows_B], self.text[1][rows_B]), []
 

@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from longspec.chain_length import LONGEST, ChainAcceptance, ChainCosts, TreeAcceptance, nearest
+from longspec.chain_length import LONGEST, ChainAcceptance, TreeAcceptance, nearest
 from longspec.decode.drafters import Drafter
 from longspec.decode.fallback import NoDraft, WhilePays
 from longspec.decode.levels import Budget, Shape, depth_of, size_of
@@ -59,16 +59,18 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float
 
     Those that were evaluated, of prompt lookup alone too, and plain decoding, which a draft goes over to that brings too little
     on these texts. The costs are measured when a target and a draft first meet, again after an hour, for texts twice as long,
-    and for another number of rows or threads. Of equal ways the one with the fewest tokens.
+    for another number of rows or threads, and at a temperature with other shapes. Of equal ways the one with the fewest tokens.
     """
     ways = _ways(drafter, temperature)
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
     hour = time.monotonic() // OF_AN_HOUR
     # A draft is known by its acceptance, counts of its own.
-    key = (type(drafter), drafter.proposed, drafter.copied, drafter.acceptance, machine, hour)
-    known = _known.setdefault(target, {}).setdefault(key, {})
-    _measure(target, drafter, start, ways, known)
+    key = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, hour)
+    of_target = _known.setdefault(target, {})
+    if key not in of_target:
+        of_target[key] = _costs(target, start, ways)
+    known = of_target[key]
     rates = [way.tokens / known[way.key][1] for way in ways]
     order = sorted(range(len(ways)), key=lambda at: (-rates[at], size_of(ways[at].shape)))
     without = next(at for at in order if ways[at].drafter is not drafter)
@@ -97,18 +99,17 @@ def _ways(drafter: Drafter, temperature: float) -> list[Way]:
     return [Way(NoDraft(), 1, 1.0), *found.values()]
 
 
-def _measure(
-    target: Any, drafter: Drafter, start: Prefilled, ways: list[Way], known: dict[Hashable, tuple[Shape, float]]
-) -> None:
-    """Learn what is not known of these ways; another temperature may have other shapes. Budgets are priced by the others."""
-    missing = [way for way in ways if way.key not in known]
-    fixed = [way for way in missing if not isinstance(way.shape, Budget)]
-    for way, seconds in zip(fixed, _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed]), strict=True):
-        known[way.key] = (way.shape, seconds)
-    for way in (way for way in missing if way not in fixed):
-        shape = _priced(target, way, start, max(each.tokens / known[each.key][1] for each in ways if each.key in known))
-        (seconds,) = _mean_seconds(target, start, [(way.drafter, shape)])
-        known[way.key] = (shape, seconds)
+def _costs(target: Any, start: Prefilled, ways: list[Way]) -> dict[Hashable, tuple[Shape, float]]:
+    """Return of each way, by its key, the shape and the seconds of a round. Budgets are priced by the others."""
+    fixed = [way for way in ways if not isinstance(way.shape, Budget)]
+    seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed])
+    found: dict[Hashable, tuple[Shape, float]] = {way.key: (way.shape, of) for way, of in zip(fixed, seconds, strict=True)}
+    rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True))
+    for way in (way for way in ways if way not in fixed):
+        shape = _priced(target, way, start, rate)
+        (own,) = _mean_seconds(target, start, [(way.drafter, shape)])
+        found[way.key] = (shape, own)
+    return found
 
 
 def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
@@ -122,13 +123,6 @@ def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
     node = max(0.0, level - one) / max(1, wide - 1)
     step = max(0.0, two - one - node)
     return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))
-
-
-def measure_costs(target: Any, drafter: Drafter, start: Prefilled, longest: int) -> ChainCosts:
-    """Time rounds without a draft, and rounds with chains of 1 .. longest tokens, all rows of `start` at once."""
-    chains: list[tuple[Drafter, Shape]] = [(drafter, length) for length in range(1, longest + 1)]
-    plain, *rounds = _mean_seconds(target, start, [(NoDraft(), 1), *chains])
-    return ChainCosts(plain, tuple(rounds))
 
 
 def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]]) -> list[float]:
@@ -154,13 +148,7 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
     try:
         speculate(target, drafter, start, max_new_tokens=nodes_of(drafter) + 2, shape=shape, on_tokens=mark)
     except _EnoughError:
-        return _between(marks)
+        # Less the first, in which caches are filled. The median, not the least: what else runs on the machine slows a wider
+        # forward more, and decoding has it beside itself too.
+        return median(right - left for left, right in pairwise(marks[1:]))
     raise AssertionError("so many tokens take more rounds")
-
-
-def _between(marks: list[float]) -> float:
-    """Return the median time between two marks, less the first, in which caches are filled.
-
-    Not the least: what else runs on the machine slows a wider forward more, and decoding has it beside itself too.
-    """
-    return median(right - left for left, right in pairwise(marks[1:]))

@@ -18,7 +18,6 @@ class NoDraft(Drafter):
     """Proposes nothing: plain decoding, a token a round."""
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """Return the root alone."""
         roots_B = draft_input.roots_B
         return chains(roots_B, torch.empty(len(roots_B), 0, dtype=roots_B.dtype, device=roots_B.device))
 
@@ -37,11 +36,9 @@ class WhilePays(Drafter):
         self.copied = max(drafter.copied, len(self.levels))
 
     def check(self, target: object) -> None:
-        """Raise ValueError as the drafter does."""
         self.drafter.check(target)
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Begin with the drafter."""
         self.pays, self.rounds, self.tokens, self.lengths = True, TRUSTED, TRUSTED * self.expected, tuple[int, ...]()
         self.drafter.begin(prompts, hidden)
         self.other.begin(prompts, {})
@@ -63,7 +60,6 @@ class WhilePays(Drafter):
             self.drafter.commit(tokens_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
         self.other.select(rows_B)
         if self.pays:
             self.drafter.select(rows_B)

@@ -57,7 +57,6 @@ class LookupDrafter(Drafter):
         return chains(draft_input.roots_B, torch.tensor(filled, dtype=torch.int64, device=draft_input.roots_B.device))
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
         self.followers = [self.followers[row] for row in rows_B.tolist()]
 
 
@@ -75,11 +74,9 @@ class WithLookup(Drafter):
         self.reads, self.proposed, self.acceptance = drafter.reads, drafter.proposed, drafter.acceptance
 
     def check(self, target: Any) -> None:
-        """Raise ValueError as the drafter does."""
         self.drafter.check(target)
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Take the prompts in."""
         self.followers = [Followers() for _ in prompts]  # of each row
         self.drafter.begin(prompts, hidden)
 
@@ -108,11 +105,9 @@ class WithLookup(Drafter):
         return tree.with_branch(torch.tensor(parents, device=device), torch.tensor(branch, device=device), first + 1)
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Hand the tokens on to the drafter."""
         self.drafter.commit(tokens_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
         self.followers = [self.followers[row] for row in rows_B.tolist()]
         self.drafter.select(rows_B)
 

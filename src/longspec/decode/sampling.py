@@ -35,7 +35,6 @@ class Sampler:
 
     @property
     def greedy(self) -> bool:
-        """Tell whether the best token is taken."""
         return self.temperature == 0
 
     def log_probabilities(self, logits_NV: Tensor) -> Tensor:

@@ -203,7 +203,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
         measurer: Measurer | ServedMeasurer
         if section.served_by is None:
             drafter = make_drafter(options, target, recipe, vocabulary, section.with_lookup)
-            measurer = Measurer(target, drafter, eos, *of_all, with_costs=options.drafter not in (*BASELINES, WITH_LOOKUP))
+            measurer = Measurer(target, drafter, eos, *of_all)
         else:
             if options.drafter != LOOKUP:
                 methods.check_chain(recipe, max(each.depth for each in section.settings))

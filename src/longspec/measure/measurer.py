@@ -9,13 +9,11 @@ from typing import Any
 import torch
 
 from longspec.atomic_files import sha256_text
-from longspec.chain_length import LONGEST
 from longspec.decode.autoregressive import Plain, decode_plain, near_tie_margin
 from longspec.decode.cache import tokens_ahead
-from longspec.decode.chain_costs import measure_costs
 from longspec.decode.drafters import Drafter
 from longspec.decode.levels import size_of
-from longspec.decode.prefill import Prefilled, prefill
+from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import Decoded, speculate
 from longspec.decode.texts import Row
@@ -29,8 +27,7 @@ from longspec.measure.tasks import Prompt, Setting
 class Measurer:
     """Measures a drafter on prompts.
 
-    eos: tokens that end a text; repeats: runs of each prompt; seed: that of all draws; with_costs: the first prompt of each
-    task tells too what rounds with chains of each length cost.
+    eos: tokens that end a text; repeats: runs of each prompt; seed: that of all draws.
     """
 
     target: Any
@@ -39,13 +36,12 @@ class Measurer:
     tokenizer: Any
     repeats: int
     seed: int
-    with_costs: bool = False
 
     def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
         """Return a line for each prompt and setting, by its key; the journal has them once a temperature is done."""
         for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
             first = next(prompt for prompt, other in work.values() if other == setting)
-            replace(self, repeats=1, with_costs=False).measure(first, [setting])
+            replace(self, repeats=1).measure(first, [setting])
         found = {}
         for _, same in groupby(work.items(), key=lambda each: key_of(*each[1], drafted=False)):
             keys, items = zip(*same, strict=True)
@@ -83,18 +79,13 @@ class Measurer:
             plain.logits.clear()  # a vocabulary for each token
             seconds_plain.append(plain.seconds)
         of_token = median_low(seconds_plain) / max(1, len(plain.ids) - 1)
-        return [self._line(start, prompt, each, verdicts[each], of_token, runs[each]) for each in settings]
-
-    def _line(
-        self, start: Prefilled, prompt: Prompt, setting: Setting, verdict: Comparison, plain: float, runs: list[Decoded]
-    ) -> Line:
-        """Return the line of one setting. All its times are of the repeat with the median total, so that they add up to it."""
-        decoded = sorted(runs, key=lambda run: run.seconds)[(len(runs) - 1) // 2]
-        seconds = (decoded.seconds, decoded.seconds_draft, decoded.seconds_target)
-        line = line_of(self.tokenizer, prompt, setting, decoded.rows[0], verdict, plain, seconds)
-        if prompt.number == 0 and self.with_costs and setting.temperature == 0 and isinstance(setting.shape, int):
-            line["seconds_by_chain"] = vars(measure_costs(self.target, self.drafter, start, min(setting.shape, LONGEST)))
-        return line
+        found = []
+        for setting, ran in runs.items():
+            # All times of a line are of the repeat with the median total, so that they add up to it.
+            decoded = sorted(ran, key=lambda run: run.seconds)[(self.repeats - 1) // 2]
+            seconds = (decoded.seconds, decoded.seconds_draft, decoded.seconds_target)
+            found.append(line_of(self.tokenizer, prompt, setting, decoded.rows[0], verdicts[setting], of_token, seconds))
+        return found
 
     def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
         """Return draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""

@@ -36,11 +36,6 @@ def ratio(over: str, under: str, *found: Evaluation) -> Row | None:
     return None
 
 
-def at_place(place: int, found: Evaluation) -> Row | None:
-    """Return the acceptance at a place, from 0."""
-    return ratio(f"kept {place}", f"reached {place}", found)
-
-
 def judge(title: str, ours: Evaluation, served: Evaluation) -> list[Row]:
     """Return a row for each position, and one for the tokens of a round: ours, the engine's, share lost, verdict.
 

@@ -119,7 +119,6 @@ class Settings:
         return ENGINES.get(self.engine)
 
     def interpreter(self, engine: Engine) -> str:
-        """Return the Python of its engine's environment."""
         return self.serve_python or engine.python
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 from longspec import shown
 from longspec.atomic_files import read_json_object, write_json, write_text
 from longspec.measure.tasks import parse
-from longspec.report.chain_lengths import store_acceptance
+from longspec.report.acceptance_file import store_acceptance
 from longspec.report.inputs import read_target, read_variant, records_that_chose
 from longspec.report.numbers import report_numbers
 from longspec.report.page import render
@@ -17,7 +17,6 @@ EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; other
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Return the verb's arguments."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
@@ -60,7 +59,6 @@ def make_report(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the command line."""
     with shown.ending_for_mistakes():
         make_report(parse_arguments())
 

@@ -32,7 +32,6 @@ def lines(run: str, given: str | None = None) -> list[str]:
 
 
 def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]) -> str:
-    """Return a drafter's line."""
     interval = "" if tau["low"] is None else "{low:.2f} .. {high:.2f}".format(**tau)
     speed = report["speed"][variant][drafter]["speed_up"]["mean"]
     mark = "  published" if drafter == report["final"][variant]["stage"] else ""

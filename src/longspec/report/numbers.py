@@ -11,7 +11,6 @@ from longspec.measure.gates import judge
 from longspec.measure.lines import SUMS, Evaluation, check_pairs, summarize
 from longspec.measure.tasks import Settings
 from longspec.report.answer import answers
-from longspec.report.chain_lengths import expected_speeds
 from longspec.report.inputs import Variant
 
 Row = dict[str, Any]
@@ -125,7 +124,6 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
             {"stage": variant.final, "before": name} | difference(final, drafters[name], all_P) for name in variant.baselines
         ],
         "with_lookup": None if both is None else difference(both, final, all_P),
-        "chain_lengths": expected_speeds(variant, settings),
         "measured": {name: summarize(one.lines) for name, one in drafters.items()},
         "gates": judge({stage.name: stage.datasets for stage in variant.stages}, variant.final, drafters, settings, gates),
         "vocabulary": None if held is None else {"size": len(held.ids), "of": held.size, "coverage": held.coverage},

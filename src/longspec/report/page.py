@@ -76,7 +76,6 @@ def render(
         settings=settings,
         target=target,
         longest_bar=max(0.001, *(f["mean"] - 1 for found in numbers["overall"].values() for f in found.values())),
-        acceptance=plots.by_drafter(variants, numbers["variants"], settings),
         context={v.name: plots.by_context(v, numbers["by_context"][v.name], settings) for v in variants},
         losses={v.name: plots.losses(v) for v in variants},
         samples={v.name: samples_of(v) for v in variants},

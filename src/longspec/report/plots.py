@@ -1,4 +1,4 @@
-"""The figures: acceptance by drafter and by context length, loss by step.
+"""The figures: acceptance by context length, loss by step.
 
 A legend names the series. Suffix: T optimizer steps.
 """
@@ -14,7 +14,7 @@ from longspec import methods
 from longspec.config.names import IMPORTED, LOOKUP, UNTRAINED, WITH_LOOKUP
 from longspec.measure.tasks import Settings
 from longspec.report.inputs import Stage, Variant
-from longspec.report.style import COLOUR, DASHED, MARKERS, bare, drafter_colour, panels, quiet, to_svg
+from longspec.report.style import COLOUR, DASHED, drafter_colour, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
 POINTS = 800  # drawn per curve at most: more than a panel has pixels
@@ -31,63 +31,18 @@ def drafter_name(drafter: str) -> str:
     return NAMES.get(drafter, drafter)
 
 
-def draw_point(axes: Axes, found: dict[str, Any], at: float, colour: str, marker: str, upright: bool = True) -> None:
-    """Draw a point with its interval; hollow when there are too few records for one."""
-    if found["low"] is not None:
-        ends, across = [found["low"], found["high"]], [at, at]
-        axes.plot(*((across, ends) if upright else (ends, across)), color=colour, linewidth=1.6, zorder=3)
-    at, end = (at, found["mean"]) if upright else (found["mean"], at)
-    fill = COLOUR["paper"] if found["low"] is None else colour
-    axes.plot(at, end, marker=marker, color=colour, markerfacecolor=fill, markersize=5.5, zorder=4)
-
-
 def draw_line(axes: Axes, values: list[Any], offset: float, colour: str, label: str) -> None:
-    """Draw a line of figures with their intervals, one at each whole number, a little beside it; None is left out."""
-    points = [(place + offset, value) for place, value in enumerate(values) if value is not None]
-    means = [value["mean"] for _, value in points]
-    axes.plot([at for at, _ in points], means, color=colour, linewidth=1.0, alpha=0.55, label=label)
-    for at, value in points:
-        draw_point(axes, value, at, colour, "o")
+    """Draw a line of figures with their intervals, one at each whole number, a little beside it.
 
-
-def interval_limits(values: list[dict[str, Any]]) -> tuple[float, float]:
-    """Return axis limits: just below 1 (no draft accepted) or the lowest end, and just above the highest."""
-    low = min(1.0, *(found["mean"] if found["low"] is None else found["low"] for found in values))
-    high = max(1.0, *(found["mean"] if found["high"] is None else found["high"] for found in values))
-    return low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02
-
-
-def by_drafter(variants: list[Variant], found: dict[str, Any], settings: Settings) -> Markup:
-    """Draw the acceptance lengths: a panel per task, a row per drafter, a marker per variant; equal scales.
-
-    found: by variant, drafter and task.
+    A point is hollow where there are too few records for an interval.
     """
-    drafters = list(dict.fromkeys(name for variant in variants for name in variant.evaluations))
-    low, high = interval_limits([found[v.name][d][t] for v in variants for d in v.evaluations for t in settings.tasks])
-    with quiet():
-        figure, row = panels([1.0] * len(settings.tasks), 0.75 + 0.32 * len(drafters) * max(1.0, len(variants) * 0.7))
-        for axes, task in zip(row, settings.tasks, strict=True):
-            _drafters_panel(axes, task, variants, found, drafters)
-            axes.set(xlim=(low, high + 0.14 * (high - low)), title=f"{task}  ·  {settings.tasks[task].origin}")
-            axes.set_xlabel("acceptance length, tokens per round")
-        row[0].set_ylim(len(drafters) - 0.45, -0.55)
-        row[0].set_yticks(range(len(drafters)), [drafter_name(drafter) for drafter in drafters])
-        row[0].tick_params(axis="y", labelcolor=COLOUR["ink"])
-        return to_svg(figure, "acceptance", "Acceptance length of each drafter on each task, with 95 % intervals")
-
-
-def _drafters_panel(axes: Axes, task: str, variants: list[Variant], found: Any, drafters: list[str]) -> None:
-    bare(axes, "x")
-    axes.axvline(1, color=COLOUR["muted"], linewidth=0.8)
-    for number, variant in enumerate(variants):
-        dodge = 0.0 if len(variants) == 1 else 0.5 * (number / (len(variants) - 1) - 0.5)
-        for drafter in variant.evaluations:
-            value, at = found[variant.name][drafter][task], drafters.index(drafter) + dodge
-            colour = drafter_colour(drafter, variant.stage_names)
-            draw_point(axes, value, at, colour, MARKERS[number % len(MARKERS)], upright=False)
-            end = value["mean"] if value["high"] is None else value["high"]
-            text = axes.annotate(f"{value['mean']:.2f}", (end, at), (5, 0), textcoords="offset points", va="center")
-            text.set_bbox({"facecolor": COLOUR["paper"], "edgecolor": "none", "pad": 0.6})  # lines do not cross the figure
+    places = [place + offset for place in range(len(values))]
+    axes.plot(places, [value["mean"] for value in values], color=colour, linewidth=1.0, alpha=0.55, label=label)
+    for at, value in zip(places, values, strict=True):
+        if value["low"] is not None:
+            axes.plot([at, at], [value["low"], value["high"]], color=colour, linewidth=1.6, zorder=3)
+        fill = COLOUR["paper"] if value["low"] is None else colour
+        axes.plot(at, value["mean"], "o", color=colour, markerfacecolor=fill, markersize=5.5, zorder=4)
 
 
 def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], settings: Settings) -> Markup:
@@ -95,18 +50,19 @@ def by_context(variant: Variant, found: dict[str, list[dict[str, Any]]], setting
 
     found: the buckets of each drafter.
     """
-    limits = interval_limits([bucket for buckets in found.values() for bucket in buckets])
+    ends = [1.0]  # no draft accepted
+    for bucket in (bucket for buckets in found.values() for bucket in buckets):
+        ends += [bucket["mean"]] if bucket["low"] is None else [bucket["low"], bucket["high"]]
+    low, high = min(ends), max(ends)
+    limits = (low - 0.04 * (high - low) - 0.01, high + 0.1 * (high - low) + 0.02)
     shown = {task: [bucket for bucket in found[variant.final] if bucket["task"] == task] for task in settings.tasks}
     with quiet():
         figure, row = panels([max(len(held), 1.4) for held in shown.values()], 3.1)
         for axes, (task, held) in zip(row, shown.items(), strict=True):
-            bare(axes)
             for number, (drafter, buckets) in enumerate(found.items()):
-                colour, values = (
-                    drafter_colour(drafter, variant.stage_names),
-                    [each for each in buckets if each["task"] == task],
-                )
-                draw_line(axes, values, 0.13 * (number - (len(found) - 1) / 2), colour, drafter_name(drafter))
+                values = [each for each in buckets if each["task"] == task]
+                offset, colour = 0.13 * (number - (len(found) - 1) / 2), drafter_colour(drafter, variant.stage_names)
+                draw_line(axes, values, offset, colour, drafter_name(drafter))
             axes.set_xticks(range(len(held)), [_bucket_name(bucket) for bucket in held])
             axes.set(xlim=(-0.55, len(held) - 0.45), ylim=limits, title=task)
         row[0].set_ylabel("acceptance length")
@@ -155,7 +111,6 @@ def losses(variant: Variant) -> Markup:
         figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
         before = ""
         for axes, stage in zip(row, variant.stages, strict=True):
-            bare(axes)
             axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step")
             if (unit := loss_unit(stage)) != before:
                 axes.set_ylabel(unit)

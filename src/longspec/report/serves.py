@@ -9,29 +9,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from longspec import shown
 from longspec.atomic_files import write_json, write_text
 from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS
 from longspec.measure import positions
-from longspec.measure.estimates import FEWEST, acceptance, ratio_of
+from longspec.measure.estimates import acceptance, ratio_of
 from longspec.measure.lines import Evaluation, check_pairs, fault_in, read
 from longspec.measure.tasks import parse
 from longspec.report.inputs import Stage, read_provenance, read_stage
 from longspec.report.page import environment
-from longspec.report.plots import draw_line
-from longspec.report.style import COLOUR, bare, panels, quiet, to_svg
 from longspec.shown import named_path
 
 Row = dict[str, Any]
 TITLES = {OURS: f"{OURS}, our loop"} | {name: engine.title for name, engine in ENGINES.items()}
-TRAINING = "training"
-# The page's variables: ours has the same colour whatever stands beside it.
-COLOURS = {TRAINING: "untrained", OURS: "stage-3"} | dict(
-    zip(ENGINES, ("stage-1", "stage-2", "lookup", "imported"), strict=False)
-)
 
 
 def training_row(stage: Stage, places: int) -> Row | None:
@@ -41,8 +32,7 @@ def training_row(stage: Stage, places: int) -> Row | None:
         return None
     held = found["held_out"]
     shares = [held[f"acceptance_{place}"] for place in range(1, places + 1) if f"acceptance_{place}" in held]
-    figures = [{"mean": share, "low": None, "high": None} for share in shares]
-    return {"step": found["step"], "positions": figures, "expected_tokens": held["expected_tokens"]}
+    return {"step": found["step"], "positions": shares, "expected_tokens": held["expected_tokens"]}
 
 
 def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
@@ -53,7 +43,7 @@ def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
     new = int(found["new_tokens"].sum())
     return {
         "engine": name,
-        "positions": [positions.at_place(place, found) for place in range(positions.depth(found))],
+        "positions": [positions.ratio(f"kept {place}", f"reached {place}", found) for place in range(positions.depth(found))],
         "tokens": acceptance(found, all_P),
         "rounds": int(found["rounds"].sum()),
         "tokens_per_second": new / seconds["seconds_speculative"],
@@ -101,23 +91,6 @@ def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
     }
 
 
-def figure(name: str, training: Row | None, group: Row) -> Markup:
-    """Draw the acceptance by position: a group of points a position, one for each row of the table."""
-    rows = [] if training is None else [(TRAINING, training["positions"])]
-    rows += [(row["engine"], row["positions"]) for row in group["rows"]]
-    with quiet():
-        drawn, [axes] = panels([1.0], 3.1)
-        bare(axes)
-        for number, (engine, found) in enumerate(rows):
-            offset = 1 + 0.13 * (number - (len(rows) - 1) / 2)
-            draw_line(axes, found, offset, COLOUR[COLOURS[engine]], TITLES.get(engine, engine))
-        places = max(len(found) for _, found in rows)
-        axes.set_xticks(range(1, places + 1))
-        axes.set(xlim=(0.45, places + 0.55), ylim=(-0.02, 1.02), xlabel="drafted token", ylabel="acceptance")
-        axes.legend(loc="upper left", bbox_to_anchor=(1, 1))
-        return to_svg(drawn, f"serves-{name}", f"Acceptance by position in each engine, {name}")
-
-
 def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str, dict[str, Row]]) -> Row:
     """Return all that the page shows, which is the content of serves.json; its gates as those of a report."""
     found = {variant: variant_numbers(folder, standings[variant]) for variant, folder in folders}
@@ -127,18 +100,6 @@ def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str,
         for variant, held in found.items()
     }
     return {"run": run, "variants": found, "gates": gates}
-
-
-def render(numbers: Row) -> str:
-    """Return the whole page as HTML text."""
-    figures = {
-        name: [figure(f"{name}-{place}", held["training"], group) for place, group in enumerate(held["groups"])]
-        for name, held in numbers["variants"].items()
-    }
-    page = environment().get_template("report/serves.html.j2")
-    return page.render(
-        **numbers, figures=figures, titles=TITLES, colours=COLOURS, ours=OURS, less=positions.LESS, fewest=FEWEST
-    )
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -152,7 +113,8 @@ def main(arguments: list[str] | None = None) -> None:
     with shown.ending_for_mistakes():
         numbers = page_numbers(options.run, options.variant, options.standings)
         write_json(options.out.with_suffix(".json"), numbers)
-        write_text(options.out, render(numbers))
+        page = environment().get_template("report/serves.html.j2")
+        write_text(options.out, page.render(**numbers, titles=TITLES, ours=OURS, less=positions.LESS))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ text, axes and series alike. Text stays text, in the page's own font.
 import io
 import re
 from contextlib import AbstractContextManager
-from typing import Literal
 
 import matplotlib
 from markupsafe import Markup
@@ -20,7 +19,6 @@ STAGES = 5  # colours for stages; further ones begin again
 NAMES = ("ink", "muted", "line", "paper", "untrained", "lookup", "imported", "with-lookup")
 # Each CSS variable's placeholder, which occurs nowhere else in matplotlib's output.
 COLOUR = {name: f"#0{n:x}0101" for n, name in enumerate([*NAMES, *(f"stage-{n + 1}" for n in range(STAGES))])}
-MARKERS = ("o", "s", "D", "^", "v")
 DASHED = (0, (4, 2))
 
 SETTINGS = {
@@ -33,6 +31,9 @@ SETTINGS = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "axes.titlepad": 9.0,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.spines.left": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
@@ -72,12 +73,6 @@ def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
     axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
     return figure, list(axes[0])
-
-
-def bare(axes: Axes, grid: Literal["x", "y"] = "y") -> None:
-    """Leave a panel's grid along one axis, and no line at its left."""
-    axes.grid(axis=grid)
-    axes.spines["left"].set_visible(False)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:

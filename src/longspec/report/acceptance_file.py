@@ -1,13 +1,11 @@
-"""What chains of other lengths would bring: from the acceptance by position and the costs of rounds that were measured."""
+"""The acceptance that is left beside a final draft: decoding chooses its chains and trees by it."""
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from longspec.chain_length import LONGEST, Acceptance, ChainCosts, TreeAcceptance, pooled, write_acceptance
+from longspec.chain_length import Acceptance, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import LOOKUP, WITH_LOOKUP
 from longspec.measure.tasks import Setting, Settings, shape_name
 from longspec.report.inputs import Variant
@@ -45,29 +43,6 @@ def _trees(variant: Variant, settings: list[Setting], drafter: str = "", copied:
         levels = (1,) * setting.shape if isinstance(setting.shape, int) else setting.shape
         if rounds:
             yield TreeAcceptance(setting.temperature, levels, tokens, rounds, copied)
-
-
-def expected_speeds(variant: Variant, settings: Settings) -> dict[str, Any] | None:
-    """Return the final draft's expected greedy speed-up by length of its chains, and the best length; None if not measured.
-
-    Over all tasks: each as often as its tokens, at its own acceptance and costs.
-    """
-    greedy = next((setting for setting in longest_chains(settings.settings) if setting.temperature == 0), None)
-    if greedy is None:
-        return None
-    plain, rows = 0.0, [0.0] * min(greedy.depth, LONGEST)
-    for _, held in groupby(_lines(variant, greedy), itemgetter("task")):
-        lines = list(held)
-        costs = next((ChainCosts(**line["seconds_by_chain"]) for line in lines if "seconds_by_chain" in line), None)
-        if costs is None:
-            return None
-        tokens = sum(line["new_tokens"] for line in lines)
-        plain += tokens * costs.plain
-        expected = pooled(0, [line["positions"] for line in lines]).expected_tokens()
-        for place, (brought, seconds) in enumerate(zip(expected, costs.rounds, strict=False)):
-            rows[place] += tokens * seconds / brought
-    by_length = [{"length": length, "speed_up": plain / seconds} for length, seconds in enumerate(rows, 1)]
-    return {"by_length": by_length, "best": max(by_length, key=itemgetter("speed_up"))["length"]}
 
 
 def _lines(variant: Variant, setting: Setting, drafter: str = "") -> list[Line]:
