@@ -20,8 +20,7 @@ from longspec.models.draft_attention import rotations
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import checked_config
-from longspec.states.load import load_states
-from longspec.states.stored_states import StoredRows, StoredStates, load_without_layers
+from longspec.states.load import StoredStates, find_rows, load_states
 from longspec.train.micro_batches import StepBatches
 from longspec.workflow.states import folder_name
 from tests.states.conftest import Sources
@@ -51,9 +50,10 @@ def online(stored: Stored) -> Any:
     return trainer_of(stored, load_states(path, config, stored.config.runtime, CPU, FLOAT32))
 
 
-def offline(stored: Stored, held_out: StoredRows | None = None, shards: int = 1) -> Any:
+def offline(stored: Stored, shards: int = 1, *, held_out: bool = False) -> Any:
     path, config = target_of(stored)
-    return trainer_of(stored, StoredStates(path, config, FLOAT32, "sdpa", stored.rows(shards), held_out))
+    rows = stored.rows(shards) + (stored.rows(held_out=True)[::-1] if held_out else [])
+    return trainer_of(stored, load_states(path, config, stored.config.runtime, CPU, FLOAT32, rows))
 
 
 def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 2, **more: Any) -> list[tuple[Tensor, ...]]:
@@ -138,7 +138,7 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
 def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources) -> None:
     stored = sources.glide(tmp_path, "recipe.states.dtype=float32", HARD)
     trainer = offline(stored)
-    assert list(trainer.states.rows.read([0], pinned=False)) == ["keys.2", "values.2"]
+    assert list(trainer.states.read([0])) == ["keys.2", "values.2"]
     pairs = zip(results(stored, online(stored)), results(stored, trainer, with_llm_loss=False), strict=True)
     for (wanted, *_, gradient), (found, same) in pairs:
         torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
@@ -152,8 +152,8 @@ def test_hard_labels_want_no_final_hidden_state(tmp_path: Path, sources: Sources
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources, method: str, more: list[str]) -> None:
     """With the final hidden states also where labels are hard, so that acceptance is measured."""
     stored = MAKE[method](sources, tmp_path, "recipe.states.dtype=float32", "runtime.held_out_rows=3", *more)
-    from_files, with_target = offline(stored, stored.rows(held_out=True)), online(stored)
-    source = stored.source(held_out=True)
+    from_files, with_target = offline(stored, held_out=True), online(stored)
+    source = stored.computation(held_out=True).source
     method_object, settings = method_of(stored.config.recipe)
     for row in range(len(source)):
         ids = source.batch([row])[0]
@@ -166,7 +166,8 @@ def test_held_out_rows_have_states_of_their_own(tmp_path: Path, sources: Sources
 def test_every_family_without_its_layers(any_target_path: str) -> None:
     """Embeddings, rotations, norm and head are the whole target's."""
     config = read_target_config(any_target_path)
-    whole, without = load_target(any_target_path, config, FLOAT32), load_without_layers(any_target_path, config, FLOAT32)
+    whole = load_target(any_target_path, config, FLOAT32)
+    without = StoredStates(any_target_path, config, FLOAT32, "sdpa", []).target
     ids_BS, positions_BS = torch.arange(24).view(2, 12), torch.arange(12).expand(2, 12) + 700
     embedded_BSH = whole.model.embed_tokens(ids_BS)
     assert torch.equal(without.model.embed_tokens(ids_BS), embedded_BSH)
@@ -184,7 +185,7 @@ def test_what_states_hang_on(tmp_path: Path, sources: Sources) -> None:
     glide = sources.glide(tmp_path)
     shard = glide.build()
     with pytest.raises(ValueError, match=rf"^{shard}: holds other states than this job reads: target: x -> "):
-        StoredRows.of([glide.declaration() | {"target": "x"}], [shard])
+        find_rows([glide.declaration() | {"target": "x"}], [shard])
     top = "recipe.states.top_k=5"
     assert glide.like(tmp_path, "recipe.optimizer.lr=0.5", "recipe.seed=3").declaration() == glide.declaration()
     assert glide.like(tmp_path, "recipe.draft.temperature=2").declaration() == glide.declaration()

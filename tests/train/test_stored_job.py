@@ -15,8 +15,8 @@ def build(job: Job) -> list[str]:
     """The command, for a shard of some files."""
     job.freeze()
     files = [f"--{name}={job.out}/{name}.yaml" for name in ("recipe", "runtime")]
-    files += [f"--target={job.target}", f"--data={job.data}", f"--out={job.out}/shard"]
-    return [*job.launcher, "-m", "tests.states.small_parts", "build", *files, "--num-shards=9"]
+    files += [f"--target={job.target}", f"--data={job.data}", f"--out={job.out}/0-of-9"]
+    return [*job.launcher, "-m", "tests.states.small_parts", "build", *files]
 
 
 @pytest.mark.slow
@@ -30,13 +30,13 @@ def test_ranks_share_a_shard_also_of_a_partitioned_target(tmp_path: Path, corpus
     one = Job(tmp_path / "one", target, corpus.packed, common, PLAIN)
     two = Job(tmp_path / "two", target, corpus.packed, [*common, "runtime.target=partitioned"], torchrun(2))
     process = start(build(two), two.out)
-    two.wait_until((two.out / "shard").exists, process)
+    two.wait_until((two.out / "0-of-9").exists, process)
     kill_rank(process, 1)
     assert finish(process)[1] != 0
-    assert not (two.out / "shard/shard.json").exists()
+    assert not (two.out / "0-of-9/shard.json").exists()
     for job in (one, two):
         text, code = finish(start(build(job), job.out))
         assert code == 0, text[-6000:]
-    files = [{path.name: path.read_bytes() for path in (job.out / "shard").glob("rows-*")} for job in (one, two)]
+    files = [{path.name: path.read_bytes() for path in (job.out / "0-of-9").glob("rows-*")} for job in (one, two)]
     assert len(files[0]) > 2
     assert files[0] == files[1]

@@ -23,7 +23,7 @@ from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
 from longspec.models.teachers import DenseTeacher, Teacher
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import BEST_TOKEN, COS, FINAL, HIDDEN, SIN, StateTensor, sparse_teacher
+from longspec.states.tensors import BEST_TOKEN, COS, FINAL, HIDDEN, SIN, sparse_teacher
 
 Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
 
@@ -48,8 +48,9 @@ class OwnLayers(nn.Module):
 
     def begin(self, states: Any, settings: Any) -> None:
         """Make an untrained module's norm and head copies of the target's."""
-        with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
-            self.norm.weight.copy_(states.final_norm_weight)
+        norm: nn.Parameter = states.target.model.norm.weight
+        with states.gather([states.head_weight, norm]), torch.no_grad():
+            self.norm.weight.copy_(norm)
             if self.lm_head is not None:
                 assert self.ids_V is not None, "methods.vocabulary_for has read the file"
                 self.lm_head.weight.copy_(states.head_weight[self.ids_V.to(states.head_weight.device)])
@@ -83,7 +84,7 @@ class OwnLayersTrainer(DraftTrainer):
     """
 
     states: TargetStates
-    reads: Callable[..., tuple[StateTensor, ...]]
+    reads: Callable[..., tuple[str, ...]]
     measure: Callable[..., Measured]
 
     def __init__(self, states: TargetStates, draft_model: OwnLayers, settings: Any) -> None:
@@ -110,7 +111,7 @@ class OwnLayersTrainer(DraftTrainer):
         without a loss, because the draft cannot propose the token, and those of `measure`.
         """
         position_ids = positions_of(input_ids, position_ids)
-        names = [tensor.name for tensor in self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)]
+        names = self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         measured = self.measure(found, input_ids, labels, position_ids, document_ids, with_llm_loss, **draws)
         sums, reached_K = measured.sums, measured.reached_K.clamp_min(1)
@@ -157,7 +158,7 @@ class OwnLayersMethod(Method):
     layer: type[OwnLayers]
     hints: ClassVar[Mapping[str, str]] = {}
 
-    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
         return self.trained_by.reads(config, settings, with_llm_loss=with_llm_loss)
 
     def stored_settings(self, path: Path) -> Any:

@@ -22,8 +22,6 @@ is rotated, V draft vocabulary, k likeliest tokens.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from torch import Tensor
@@ -38,43 +36,20 @@ BEST_TOKEN, NEXT_LOG_PROB = "best_token", "next_log_prob"
 TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 
 
-@dataclass(frozen=True)
-class StateTensor:
-    """One tensor that a method reads: its name and the shape of one token's part, in the target's dtype."""
-
-    name: str
-    token_shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Elements of one token."""
-        return prod(self.token_shape)
-
-
-def keys_and_values(config: Any, layer: int) -> tuple[StateTensor, StateTensor]:
-    """The self attention's keys and values of one layer of the target whose configuration this is."""
-    shape = (config.num_key_value_heads, head_width(config))
-    return StateTensor(f"{KEYS}{layer}", shape), StateTensor(f"{VALUES}{layer}", shape)
-
-
-def hidden_states(config: Any, layer: int) -> StateTensor:
-    """The input of one layer."""
-    return StateTensor(f"{HIDDEN}{layer}", (config.hidden_size,))
-
-
-def final_hidden_states(config: Any) -> StateTensor:
-    """The hidden states that the target's head reads."""
-    return StateTensor(FINAL, (config.hidden_size,))
-
-
-def layers_of(names: Iterable[str], kind: str) -> set[int]:
-    """The layers of which tensors of a kind are among the names, such as {2, 16} of hidden.2 and hidden.16."""
-    return {int(name.removeprefix(kind)) for name in names if name.startswith(kind)}
+def token_shape(config: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of one token's part of a target's tensor that a method reads, by the target's configuration."""
+    in_heads = name.startswith((KEYS, VALUES))
+    return (config.num_key_value_heads, head_width(config)) if in_heads else (config.hidden_size,)
 
 
 def layer_of(name: str) -> int:
     """The layer of one of these tensors."""
     return int(name.partition(".")[2])
+
+
+def layers_of(names: Iterable[str], *kinds: str) -> set[int]:
+    """The layers of which tensors of these kinds are among the names, such as {2, 16} of hidden.2 and hidden.16."""
+    return {layer_of(name) for name in names if name.startswith(kinds)}
 
 
 def sparse_teacher(
