@@ -13,36 +13,25 @@ GLIDE = ("keys.1", "values.1")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "reads", "size"),
+    ("dtype", "reads", "top_k", "size"),
     [
-        ("bfloat16", (*GLIDE, "final"), 4096 + 2 * 512),
-        ("float8", GLIDE, 2048 + 2 * 8 * 4),
-        ("float32", GLIDE, 8192),
-        ("bfloat16", ("hidden.2", "hidden.16", "hidden.29", "final"), 8 * 512),
+        ("bfloat16", (*GLIDE, "final"), None, 4096 + 2 * 512),
+        ("float8", GLIDE, None, 2048 + 2 * 8 * 4),
+        ("float8", (*GLIDE, "final"), None, 2048 + 2 * 8 * 4 + 512 + 4 + 4),  # a scale, and the most likely token
+        ("float32", GLIDE, None, 8192),
+        ("bfloat16", ("hidden.2", "hidden.16", "hidden.29", "final"), None, 8 * 512),
+        ("bfloat16", (*GLIDE, "final"), 64, 4096 + 64 * (4 + 2) + 3 * 4),
     ],
 )
-def test_bytes_of_a_token(dtype: str, reads: tuple[str, ...], size: int) -> None:
+def test_bytes_of_a_token(dtype: str, reads: tuple[str, ...], top_k: int | None, size: int) -> None:
     """GLIDE with 8 heads of 128: 4,096 with hard labels, with the final hidden state 2H more; EAGLE-3: 8H."""
-    tensors = stored_tensors(TARGET, reads, dtype, None)
+    tensors = stored_tensors(TARGET, reads, dtype, top_k)
     assert bytes_a_token(tensors) == size
     found = {name: torch.zeros((1, 8, S, 128) if name in GLIDE else (1, S, 512)) for name in reads}
-    assert sum(tensor.nbytes for tensor in encode(found, tensors).values()) == S * size
-
-
-def test_likeliest_tokens_take_the_place_of_the_final_hidden_state() -> None:
-    tensors = stored_tensors(TARGET, (*GLIDE, "final"), "bfloat16", 64)
-    assert bytes_a_token(tensors) == 4096 + 64 * (4 + 2) + 3 * 4
-    assert tensors == {
-        "keys.1": ["BF16", 8, 128],
-        "values.1": ["BF16", 8, 128],
-        "top_tokens": ["I32", 64],
-        "top_log_probs": ["F16", 64],
-        "log_sum_exp": ["F32"],
-        "best_token": ["I32"],
-        "next_log_prob": ["F32"],
-    }
-    with_best = stored_tensors(TARGET, (*GLIDE, "final"), "float8", None)
-    assert bytes_a_token(with_best) == 2048 + 2 * 8 * 4 + 512 + 4 + 4  # a scale, and the most likely token
+    found |= {name: torch.zeros(1, S, *shape) for name, (_, *shape) in tensors.items() if name not in found}
+    encoded = encode(found, tensors)
+    assert sum(tensor.nbytes for tensor in encoded.values()) == S * size
+    assert {name: [*tensor.shape] for name, tensor in encoded.items()} == {n: [1, S, *of] for n, (_, *of) in tensors.items()}
 
 
 def encoded_error(dtype: str, value: Tensor) -> Tensor:

@@ -1,6 +1,5 @@
 """What is read from a target, against transformers' own model, cache and eager attention: each document by itself."""
 
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,7 +9,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.trainer import Glide
-from longspec.states import forward
 from tests.targets import SHAPES, VOCABULARY
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -94,72 +92,25 @@ def test_packed_documents_are_as_if_alone(any_target_path: str) -> None:
         start += length
 
 
-def test_embeddings_and_rotations_come_with_all_names_and_none(any_target_path: str) -> None:
+# How many layers run whole for each is counted in tests/train/estimate/test_flops.py.
+NAMES = [[], ["hidden.0"], ["keys.0"], ["hidden.1"], ["keys.1"], ["hidden.1", "keys.1", "values.1"], ["final", "hidden.0"]]
+
+
+@pytest.mark.parametrize("chunk", [None, 13])
+def test_a_forward_that_ends_early_gives_the_same_numbers(any_target_path: str, chunk: int | None) -> None:
+    """As of a whole one; embeddings and rotations come with all names and none."""
     glide, eager = load(any_target_path), eager_target(any_target_path)
-    ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
-    embedded_BSH = eager.model.embed_tokens(ids_BS)
-    wanted = {"embedded": embedded_BSH}
-    wanted["cos"], wanted["sin"] = eager.model.rotary_emb(embedded_BSH, positions_BS)
-    for names in ([], ["keys.1"], EVERY_NAME):
-        found = glide.states(ids_BS, positions_BS, documents_BS, names)
-        assert found.keys() == {*names, *ALONGSIDE}
-        for name, tensor in wanted.items():
-            assert torch.equal(found[name], tensor)
-
-
-class Counted:
-    """Counts the calls of the head and of each layer's MLP, and the attention products of each layer."""
-
-    def __init__(self, glide: Glide, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: dict[str, int] = {}
-        modules = {f"mlp {number}": layer.mlp for number, layer in enumerate(glide.model.layers)}
-        for name, module in (modules | {"lm_head": glide.lm_head}).items():
-            module.register_forward_hook(lambda *_, name=name: self.count(name))
-        product = forward.target_attention
-
-        def counted(module: Any, *arguments: Any, **more: Any) -> Any:
-            self.count(f"attention {module.layer_idx}")
-            return product(module, *arguments, **more)
-
-        monkeypatch.setattr(forward, "target_attention", counted)
-
-    def count(self, name: str) -> None:
-        self.calls[name] = self.calls.get(name, 0) + 1
-
-
-# What is asked for, and how many layers run whole for it.
-DEPTHS: list[tuple[list[str], int]] = [
-    ([], 0),
-    (["hidden.0"], 0),
-    (["keys.0"], 0),
-    (["hidden.1"], 1),
-    (["keys.1"], 1),
-    (["hidden.1", "keys.1", "values.1"], 1),
-    (["final"], 2),
-    (["final", "hidden.0"], 2),
-    (EVERY_NAME, 2),
-]
-
-
-@pytest.mark.parametrize(("depth", "chunk"), list(zip(DEPTHS, cycle([None, 13]), strict=False)))
-def test_the_forward_ends_with_the_deepest_tensor(
-    target_path: str, depth: tuple[list[str], int], chunk: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same numbers as of a whole forward; no attention and no MLP ran in the layers behind, nor the head at all."""
-    names, whole_layers = depth
-    glide = load(target_path)
-    glide.states.chunk = chunk
+    glide.states.chunk, layers = chunk, list(glide.model.layers)
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
     wanted = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
-    layers = list(glide.model.layers)
-    counted = Counted(glide, monkeypatch)
-    found = glide.states(ids_BS, positions_BS, documents_BS, names)
-    assert found.keys() == {*names, *ALONGSIDE}
-    for name, tensor in found.items():
-        assert torch.equal(tensor, wanted[name]), name
-    chunks = 1 if chunk is None else 4
-    assert counted.calls == {f"{part} {layer}": chunks for layer in range(whole_layers) for part in ("attention", "mlp")}
-    assert list(glide.model.layers) == layers
+    assert torch.equal(wanted["embedded"], eager.model.embed_tokens(ids_BS))
+    rotations = eager.model.rotary_emb(wanted["embedded"], positions_BS)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in zip(("cos", "sin"), rotations, strict=True))
+    for names in NAMES:
+        found = glide.states(ids_BS, positions_BS, documents_BS, names)
+        assert found.keys() == {*names, *ALONGSIDE}
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+        assert list(glide.model.layers) == layers
 
 
 def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(target_path: str) -> None:

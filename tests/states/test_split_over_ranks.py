@@ -30,7 +30,6 @@ LLAMA = LlamaConfig(**SHAPE, tie_word_embeddings=False)
 TARGETS: dict[str, list[PretrainedConfig]] = {
     "tensor_parallel": [Qwen2Config(**SHAPE, tie_word_embeddings=True), LLAMA],
     "partitioned": [
-        Qwen2Config(**WIDE, tie_word_embeddings=False),
         Qwen2Config(**WIDE, tie_word_embeddings=True),
         Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=64),
     ],

@@ -88,12 +88,10 @@ def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: St
 
 def test_shards_of_another_target_or_version_or_too_few_are_refused(glide: Stored, tmp_path: Path) -> None:
     """A dataset may be tokenized in more parts than its rows are: some shards are empty."""
-    number, wanted = len(glide.computation().source) + 3, glide.declaration()
+    number, wanted = len(glide.computation().source.rows) + 3, glide.declaration()
     shards = [glide.build(shard, number) for shard in range(number)]
     assert [place for _, place in find_rows([wanted, wanted], shards[::-1])] == [0] * 2 * (number - 3)
-    with pytest.raises(
-        ValueError, match=rf"holds states of which {number - 4} of {number - 3} rows are given; give all shards"
-    ):
+    with pytest.raises(ValueError, match=rf"holds states of which {number - 4} of {number - 3} rows are given; give all"):
         find_rows([wanted], shards[:-1])
     target = read_json(glide.target)
     glide.target, glide.batches = tmp_path / "target.json", 0

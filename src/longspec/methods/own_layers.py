@@ -21,9 +21,9 @@ from longspec.models.block_losses import BlockSums
 from longspec.models.chain_losses import ChainSums
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
-from longspec.models.teachers import DenseTeacher, Teacher
+from longspec.models.teachers import Teacher
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import BEST_TOKEN, COS, FINAL, HIDDEN, SIN, sparse_teacher
+from longspec.states.tensors import COS, HIDDEN, SIN, teacher_of
 
 Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
 
@@ -140,10 +140,7 @@ class OwnLayersTrainer(DraftTrainer):
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS.flatten(0, 1)[tokens_N]
 
-        if (sparse := sparse_teacher(found, labelled, ids_V, with_loss=with_loss)) is not None or FINAL not in found:
-            return sparse
-        best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
-        return DenseTeacher(labelled(found[FINAL]), self.states.head_weight, labels_N, ids_V, with_loss, best_N)
+        return teacher_of(found, labelled, self.states.head_weight, labels_N, ids_V, with_loss=with_loss)
 
 
 class OwnLayersMethod(Method):

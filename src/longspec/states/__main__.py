@@ -25,9 +25,7 @@ def parser() -> argparse.ArgumentParser:
     builder.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     builder.add_argument("--data", type=Path, required=True, help="manifest.json of the packed rows")
     builder.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, for recipe.states.top_k")
-    builder.add_argument(
-        "--out", type=Path, required=True, help="folder of shard.json and the states: .../0-of-4, a shard, or .../held-out-8"
-    )
+    builder.add_argument("--out", type=Path, required=True, help=".../0-of-4, the folder of a shard, or .../held-out-8")
     return parser
 
 

@@ -9,6 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def rows_of(folder: Path, packed: PackedRows) -> tuple[RowSource, range]:
     found = re.fullmatch(r"(\d+)-of-(\d+)|held-out-(\d+)", folder.name)
     if found and found[3]:
         source = RowSource(packed, held_out_rows(packed, int(found[3])))
-        return source, range(len(source))
+        return source, range(len(source.rows))
     if not found or int(found[1]) >= int(found[2]):
         raise ValueError(f"--out {folder}: its name says which rows: give .../0-of-4, the first of 4 shards, or .../held-out-8")
     shard, shards = int(found[1]), int(found[2])
@@ -95,17 +96,13 @@ class Computation:
         return {name: torch.cat([tensors[name] for tensors in found])[: len(rows)] for name in found[0]}
 
 
-def parts_of(rows: range, computation: Computation) -> list[range]:
-    """Return the rows of each file of a shard, about as many in each; whatever the micro batch, so that it may change."""
-    size = bytes_a_token(computation.stored) * computation.source.sequence_length
-    number = max(1, -(-len(rows) * size // PART_BYTES))
-    each = max(1, -(-len(rows) // number))
-    return [rows[start : start + each] for start in range(0, len(rows), each)]
-
-
 def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Path:
     """Build a shard in a folder, which all ranks call; return the path of its shard.json, which comes last."""
-    whole_hash, parts, began = hash_of(computation.declaration), parts_of(rows, computation), time.monotonic()
+    whole_hash, began = hash_of(computation.declaration), time.monotonic()
+    # About as many rows in each part; whatever the micro batch, so that it may change.
+    bytes_of_rows = len(rows) * bytes_a_token(computation.stored) * computation.source.sequence_length
+    each = max(1, ceil(len(rows) / max(1, ceil(bytes_of_rows / PART_BYTES))))
+    parts = [rows[start : start + each] for start in range(0, len(rows), each)]
     missing = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks)
     with ThreadPoolExecutor(1) as pool:  # the target does not wait for the disk
         writing = pool.submit(lambda: None)

@@ -1,7 +1,7 @@
 """Declare what stored states are made of, the rows, the target and which tensors are kept, and encode a forward's so.
 
-Stored tensors are [B, S, *shape], those of a forward as of tensors.py. Errors of storage: of bfloat16 at most 2^-8 of an element;
-of float8 (e4m3) at most 2^-4 of it, or 2^-18 of the largest of its token and head where that is more; float32 has none.
+Stored tensors are [B, S, *shape], those of a forward as of tensors.py. Errors of storage: bfloat16 at most 2^-8 of an element,
+float8 (e4m3) 2^-4 of it, or 2^-18 of the largest of its token and head where that is more, float32 none.
 
 Shapes: B rows, S tokens of a row, K key/value heads, D head width; N tokens, C tokens of a chunk, H hidden width, T target's
 vocabulary, V the tokens that the distributions are over, k likeliest of them.
@@ -54,9 +54,6 @@ class RowSource:
         self.is_held_out = held_out is not None
         ids = b"".join(row.input_ids_S.astype(np.int64).tobytes() for row in held_out or ())
         self.hash = packed.data_hash if held_out is None else hashlib.sha256(ids).hexdigest()
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what the target is asked with, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
@@ -135,7 +132,7 @@ def declare(
         "target": target_hash(target_manifest),
         "tokenizer": rows.tokenizer,
         "rows": rows.hash,
-        "num_rows": len(rows),
+        "num_rows": len(rows.rows),
         "sequence_length": rows.sequence_length,
         "computed_in": str(dtype),
         "tensors": stored_tensors(config, reads, states.dtype, top_k),

@@ -47,7 +47,7 @@ def _made_again(part: Path) -> str:
 
 def _built_again(path: Path) -> str:
     """Return how the shards of a folder are built again."""
-    shards = f"{quote(str(path.parents[1]))}/*/{SHARD}"
+    shards = f"{quote(str(path.parent.parent))}/*/{SHARD}"
     return f"after rm -f {shards} the same snakemake command, or python -m longspec.states build, builds all of them again"
 
 

@@ -27,7 +27,7 @@ from typing import Any
 from torch import Tensor
 
 from longspec.models.target import head_width
-from longspec.models.teachers import SparseTeacher, draft_numbers
+from longspec.models.teachers import DenseTeacher, SparseTeacher, Teacher, draft_numbers
 
 EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
@@ -52,25 +52,25 @@ def layers_of(names: Iterable[str], *kinds: str) -> set[int]:
     return {layer_of(name) for name in names if name.startswith(kinds)}
 
 
-def sparse_teacher(
+def teacher_of(
     found: dict[str, Tensor],
     labelled: Callable[[Tensor], Tensor],
+    weight_TH: Tensor,
+    labels_N: Tensor,
     ids_V: Tensor | None,
     *,
     with_loss: bool,
     temperature: float = 1.0,
-) -> SparseTeacher | None:
-    """The teacher of stored likeliest tokens; None where the final hidden states were handed out.
+) -> Teacher | None:
+    """Return the target's side of a loss, of its final hidden states or of its likeliest tokens; None where neither was read.
 
-    labelled: takes [B, S, ...] to [N, ...]; ids_V: the draft vocabulary that they were made for, None = all tokens; with_loss:
-    the target's own loss is wanted.
+    labelled: takes [B, S, ...] to [N, ...]; weight_TH: the target's head; ids_V: the draft vocabulary, None = all tokens;
+    with_loss: the target's own loss is wanted.
     """
-    if TOP_TOKENS not in found:
+    kept = {name: labelled(found[name]) for name in (FINAL, *TOP) if name in found}
+    if TOP_TOKENS in kept:
+        tokens_Nk, best_N = draft_numbers(kept[TOP_TOKENS], ids_V), draft_numbers(kept[BEST_TOKEN], ids_V)
+        return SparseTeacher(tokens_Nk, kept[TOP_LOG_PROBS], best_N, kept[NEXT_LOG_PROB] if with_loss else None, temperature)
+    if FINAL not in kept:
         return None
-    return SparseTeacher(
-        draft_numbers(labelled(found[TOP_TOKENS]), ids_V),
-        labelled(found[TOP_LOG_PROBS]),
-        draft_numbers(labelled(found[BEST_TOKEN]), ids_V),
-        labelled(found[NEXT_LOG_PROB]) if with_loss else None,
-        temperature,
-    )
+    return DenseTeacher(kept[FINAL], weight_TH, labels_N, ids_V, with_loss, kept.get(BEST_TOKEN), temperature)

@@ -17,8 +17,6 @@ from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime
 
-HASH_LETTERS = 8
-
 
 def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
     """Name the folder, below those of its target and its packed rows, that all recipes share which want the same states.
@@ -29,7 +27,7 @@ def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
     states, word = recipe.states, methods.settings_of(recipe.method.name).stored(recipe)
     of_vocabulary = None if states.top_k is None or methods.vocabulary_size(recipe) is None else vocabulary
     decides = [word, states.dtype, recipe.precision, states.top_k, of_vocabulary]
-    return f"{word}-{states.dtype}-{sha256_text(repr(decides))[:HASH_LETTERS]}"
+    return f"{word}-{states.dtype}-{sha256_text(repr(decides))[:8]}"
 
 
 class StatesPlan:

@@ -28,10 +28,9 @@ from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, linear_cross_entropy
 from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
-from longspec.models.teachers import DenseTeacher, Teacher
 from longspec.models.weight_files import fill, read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import COS, EMBEDDED, FINAL, KEYS, SIN, VALUES, sparse_teacher
+from longspec.states.tensors import COS, EMBEDDED, FINAL, KEYS, SIN, VALUES, teacher_of
 
 # The variant of published weights, which carry no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
@@ -204,9 +203,7 @@ class Glide(DraftTrainer):
         learnt: dict[str, Any] = {"with_loss": with_llm_loss, "temperature": self.draft_settings.temperature}
         head_weight = self.states.head_weight
         with self.states.gather([head_weight]):
-            teacher: Teacher | None = sparse_teacher(found, labelled, None, **learnt)
-            if teacher is None and FINAL in found:
-                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, labels_N, None, **learnt)
+            teacher = teacher_of(found, labelled, head_weight, labels_N, None, **learnt)
             sums = linear_cross_entropy(labelled(hidden_BSH), teacher, head_weight, labels_N, self.draft_settings.loss)
         return DraftOutput(
             loss=sums.draft / (count if num_labels is None else num_labels),
