@@ -7,19 +7,20 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, write_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import Ranks
-from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.build import Computation, build, rows_of
 from longspec.states.load import Place, find_rows
 from tests.jobs import DFLASH, EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)
-GLIDE_OFFLINE = [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"]
-EAGLE3_OFFLINE = [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"]
-DFLASH_OFFLINE = [*DFLASH, "recipe.states.source=offline", "recipe.method.layers=[1,2]"]
+OFFLINE = {
+    "glide": [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"],
+    "eagle3": [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"],
+    "dflash": [*DFLASH, "recipe.states.source=offline", "recipe.method.layers=[1,2]"],
+}
 
 
 @cache
@@ -95,10 +96,3 @@ def save_target(folder: Path, config: Any) -> Path:
     files = describe_files(folder / "target", ["model.safetensors"])
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
     return folder / "target_manifest.json"
-
-
-def save_vocabulary(folder: Path, data: Path, ids: tuple[int, ...], size: int) -> Path:
-    """The file of a draft vocabulary of these rows' tokenizer."""
-    path = folder / f"draft_vocabulary_{len(ids)}.json"
-    DraftVocabulary(ids, size, read_json(data)["tokenizer"], {"all": 1.0}).write(path)
-    return path

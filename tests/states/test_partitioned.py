@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
+from transformers import Qwen2Config
 
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
@@ -21,12 +21,6 @@ WIDE = {
     "initializer_range": 0.05,
 }
 PARTITIONED = "runtime.target=partitioned"
-
-
-def save(config: Qwen2Config | Qwen3MoeConfig, folder: Path) -> str:
-    torch.manual_seed(5)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")

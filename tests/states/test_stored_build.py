@@ -10,16 +10,16 @@ import pytest
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.states import build as building
 from longspec.states.load import StoredStates, find_rows
-from tests.states.conftest import Sources
+from tests.states.conftest import StatesOf
 from tests.states.stored import Stored
 from tests.states.test_stored_states import FLOAT32, target_of
 
 
 @pytest.fixture
-def glide(tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch) -> Stored:
+def glide(tmp_path: Path, states_of: StatesOf, monkeypatch: pytest.MonkeyPatch) -> Stored:
     """Six rows in a file, two in a forward."""
     monkeypatch.setattr(building, "PART_BYTES", 64_000)
-    return sources.glide(tmp_path / "states", "runtime.micro_batch=2", "recipe.states.dtype=float32")
+    return states_of("glide", tmp_path / "states", "runtime.micro_batch=2", "recipe.states.dtype=float32")
 
 
 def files(folder: Path) -> dict[str, bytes]:
