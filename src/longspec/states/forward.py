@@ -64,13 +64,13 @@ class _Pass:
         return all_heads_at(self.kept[name], self.parts, self.owner) if split else self.kept[name]
 
 
-def states_attention(module: nn.Module, *qkv: Tensor, states: _Pass | None = None, **arguments: Any) -> tuple[Tensor, None]:
-    """transformers' attention hook: target_attention, which also hands keys and values to `states`. The last is the mask."""
+def states_attention(module: nn.Module, *given: Any, states: _Pass | None = None, **arguments: Any) -> tuple[Tensor, None]:
+    """transformers' attention hook: target_attention, which also hands keys and values to `states`."""
+    q_BNCD, k_BKCD, v_BKCD, mask = given
     if states is None:
-        return target_attention(module, *qkv, **arguments)
-    *of_chunk, mask = qkv
+        return target_attention(module, q_BNCD, k_BKCD, v_BKCD, mask, **arguments)
     assert mask is None, "documents replace padding masks"
-    return states.attend(module, *of_chunk, **arguments), None
+    return states.attend(module, q_BNCD, k_BKCD, v_BKCD, **arguments), None
 
 
 def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:

@@ -48,8 +48,8 @@ def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> Row | 
         return None
     length = min(packed.sequence_length, len(made.ids))
     input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int32)
-    loss_mask_S, one_text_S = np.zeros((2, packed.sequence_length), dtype=np.uint8)
+    loss_mask_S = np.zeros(packed.sequence_length, dtype=np.uint8)
     input_ids_S[:length] = made.ids[:length]
     loss_mask_S[1:length] = made.answer_mask[1:length] if COLLATIONS[packed.manifest["collation"]] else True
     positions_S = np.arange(packed.sequence_length, dtype=np.int32)
-    return Row(input_ids_S, loss_mask_S, one_text_S, positions_S, []) if loss_mask_S.any() else None
+    return Row(input_ids_S, loss_mask_S, np.zeros_like(positions_S), positions_S, []) if loss_mask_S.any() else None
