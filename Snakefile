@@ -50,10 +50,8 @@ onstart:
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)
-    for job in [*planned["build_states"], *planned["held_out_states"]]:
-        names = job.wildcards
-        folder = (names.model, names.rows, names.declaration)
-        STATES.freeze(folder, job.params.out, names.get("number"))
+    for job in planned["build_states"]:
+        STATES.freeze(job.params.out)
     note_controller(Path.cwd())
 
 

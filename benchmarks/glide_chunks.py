@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import keys_and_values
+from longspec.states.tensors import KEYS, VALUES
 
 RESULTS = Path(__file__).parent / "results"
 LENGTH, CHUNKS = 4096, (None, 512, 1024, 2048)
@@ -40,7 +40,7 @@ def run_case(case: dict[str, Any]) -> None:
     config = Qwen3Config(vocab_size=1024, max_position_embeddings=LENGTH, **SHAPES[case["shape"]], **HEADS[case["shape"]])
     target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION)
     states = TargetStates(target.requires_grad_(False).eval(), chunk=case["chunk"])
-    names = [tensor.name for tensor in keys_and_values(config, config.num_hidden_layers - 1)]
+    names = [f"{kind}{config.num_hidden_layers - 1}" for kind in (KEYS, VALUES)]
 
     def step(length: int = LENGTH) -> None:
         states(torch.zeros(1, length, dtype=torch.int64), torch.arange(length)[None], None, names)

@@ -187,7 +187,7 @@ def stored_bytes(recipe: Any, target: Path) -> dict[str, int]:
     (method, settings), manifest = method_of(recipe), read_json(target)
     config = read_target_config(str(COPY.folder / manifest["path"]))
     reads = method.reads(config, settings, with_llm_loss=False)
-    return {name: bytes_a_token(stored_tensors(reads, "bfloat16", k)) for name, k in (("whole", None), ("top_64", 64))}
+    return {name: bytes_a_token(stored_tensors(config, reads, "bfloat16", k)) for name, k in (("whole", None), ("top_64", 64))}
 
 
 def is_current(cell: Cell) -> bool:

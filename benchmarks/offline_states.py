@@ -27,6 +27,7 @@ one. Kept in benchmarks/results/offline_states_{name}.json.
 
 import argparse
 import itertools
+import re
 import shutil
 import sys
 import time
@@ -51,7 +52,7 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_for, vocabulary_size
 from longspec.states.build import Computation, build
 from longspec.states.declaration import RowSource, bytes_a_token
-from longspec.states.stored_states import StoredRows, StoredStates
+from longspec.states.load import Place, StoredStates
 from longspec.train.micro_batches import ReadAhead, StepBatches, changed
 
 BUILDING, STEP, EPOCHS = 0.85, 1.3, 0.75
@@ -85,7 +86,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         positions = position_limit(self.computation.config)
-        self.batches = RowByRow(TrainedRows(self.source.packed), self.recipe, 1, ONE, positions)
+        self.batches = RowByRow(TrainedRows(self.source.rows), self.recipe, 1, ONE, positions)
 
     def trainer(self, states: Any) -> Any:
         """A fresh draft beside states."""
@@ -100,11 +101,14 @@ class Bench:
             self.computation.states(*parts, self.computation.names)
         self.wait()
 
-    def build(self, folder: Path, rows: range) -> StoredRows:
-        """Build the states anew."""
+    def build(self, folder: Path, rows: range) -> list[Place]:
+        """Build the states of the first rows anew."""
         shutil.rmtree(folder, ignore_errors=True)
-        shard = build(folder, self.computation, rows)
-        return StoredRows(self.computation.declaration, [folder / name for name in read_json(shard)["parts"]])
+        places = []
+        for name in read_json(build(folder, self.computation, rows, ONE))["parts"]:
+            first, last = map(int, re.findall(r"\d+", name)[:2])
+            places += [(folder / name, row - first) for row in range(first, last + 1)]
+        return places
 
     def steps(self, trainer: Any) -> Callable[[], None]:
         """A training step of each row, which is read ahead, as the trainer's states are where they are stored."""
@@ -199,13 +203,13 @@ def bench_of(options: argparse.Namespace, name: str, target: Path, data: Path) -
     config = compose("train", chosen)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     source, vocabulary = RowSource(packed), None
-    computation = Computation(config.recipe, config.runtime, target, source, None, ONE, device)
+    computation = Computation(config.recipe, config.runtime, target, source, None, device)
     size = vocabulary_size(config.recipe)
     if size is not None:
         path = WORK / "offline_states/draft_vocabulary.json"
         draft_vocabulary.make({"rows": data}, target, size, None, path)
         vocabulary = vocabulary_for(config.recipe, path)
-    rows = [range(min(number, len(source))) for number in (options.rows, options.more_rows)]
+    rows = [range(min(number, len(source.rows))) for number in (options.rows, options.more_rows)]
     return Bench(config.recipe, computation, vocabulary, source, *rows, device)
 
 

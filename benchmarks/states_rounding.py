@@ -34,8 +34,7 @@ from longspec.families import position_limit
 from longspec.methods import method_of, vocabulary_size
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from longspec.states.declaration import Tensors, stored_tensors, target_hash
-from longspec.states.encoding import decode, encode
+from longspec.states.declaration import Tensors, decode, encode, stored_tensors, target_hash
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import EMBEDDED
 from longspec.train.metrics import whole_lines
@@ -76,7 +75,7 @@ def cell(states: TargetStates, name: str, seed: int, dtype: str, steps: int) -> 
     method, settings = method_of(recipe, vocabulary)
     rows = PackedRows(ROWS)
     batches = StepBatches(TrainedRows(rows), recipe, recipe.global_batch, Ranks(0, 0, 1), position_limit(states.config))
-    tensors = stored_tensors(method.reads(states.config, settings, with_llm_loss=True), dtype, None)
+    tensors = stored_tensors(states.config, method.reads(states.config, settings, with_llm_loss=True), dtype, None)
     torch.manual_seed(seed)
     trainer = method.trainer(RoundedStates(states, tensors), settings, None)
     train(trainer, recipe, batches, steps)

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.demo.stdlib import read_modules
 from longspec.models.teachers import TOP_BYTES
-from longspec.states.encoding import top_k_of
+from longspec.states.declaration import top_k_of
 
 COUNTS = (16, 64, 256, 1024)
 STORED = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -30,7 +30,7 @@ from longspec.methods.contract import DraftTrainer
 from longspec.models.losses import NO_LABEL
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
-from longspec.states.encoding import top_k_of
+from longspec.states.declaration import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import FINAL, TOP, TOP_LOG_PROBS
 from longspec.train.engine import MuonForMatrices, learning_rate_factor
@@ -91,8 +91,8 @@ def measure(trainer: DraftTrainer, rows: list[Any], each_step: dict[str, Any]) -
     """As train/held_out_estimate.py, of a trainer beside the whole target; the loss is the mean over the steps of drafting."""
     sums: Any = 0
     for row in rows:
-        ids_1S = torch.from_numpy(row.input_ids_S)[None]
-        is_label_1S = torch.from_numpy(row.loss_mask_S)[None]
+        ids_1S = torch.from_numpy(row.input_ids_S)[None].long()
+        is_label_1S = torch.from_numpy(row.loss_mask_S > 0)[None]
         output = trainer(input_ids=ids_1S, labels=ids_1S.masked_fill(~is_label_1S, NO_LABEL), **each_step)
         sums = sums + torch.stack([output.agreement, output.loss, torch.ones_like(output.loss)]).double() * is_label_1S.sum()
     acceptance, losses = (sums[:2] / sums[2]).tolist()

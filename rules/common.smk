@@ -99,8 +99,8 @@ wildcard_constraints:
     collation=one_of(COLLATIONS),
     length=r"\d+",
     overlong=one_of(OVERLONG),
-    rows=one_of(rows for _, rows, _ in STATES.readers),
-    declaration=one_of(last for *_, last in STATES.readers),
+    rows=one_of(Path(folder).parent.name for folder in STATES.readers),
+    declaration=one_of(Path(folder).name for folder in STATES.readers),
 
 
 def answer_to(question, known):

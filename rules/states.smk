@@ -1,7 +1,8 @@
 # The target's states, computed once for every stage that is trained offline on them (recipe.states).
 
 
-# One job a shard, on the machines of `train`. Of what is in the folder only shard.json is declared: Snakemake deletes what a
+# One job for each shard of rows, {part} 0-of-4, and one for the held-out rows that acceptance is estimated on while a stage
+# trains, held-out-8; on the machines of `train`. Of what is in the folder only shard.json is declared: Snakemake deletes what a
 # failed job declares, and the next one goes on from the rows that are there. Recipe and runtime are written there before the
 # job starts (onstart in the Snakefile) and are no input: what of the recipe decides states is in the folder's name.
 rule build_states:
@@ -10,9 +11,9 @@ rule build_states:
         data="data/packed/{model}/{rows}/manifest.json",
         vocabulary=from_plan(STATES.vocabulary),
     output:
-        shard=f"{paths.STATES}/{{part}}-of-{{parts}}/shard.json",
+        shard=f"{paths.STATES}/{{part}}/shard.json",
     log:
-        "logs/build_states/{model}/{rows}/{declaration}/{part}-of-{parts}.log",
+        "logs/build_states/{model}/{rows}/{declaration}/{part}.log",
     priority: 1
     envmodules:
         *ENVMODULES,
@@ -25,21 +26,12 @@ rule build_states:
         runtime=LIMITS.longest_job,
     params:
         vocabulary=option_with_files("--vocabulary", "vocabulary"),
-        rows=from_plan_and_input(STATES.rows_options),
         out=subpath(output.shard, parent=True),
     shell:
         "exec python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.states build --recipe {params.out:q}/recipe.yaml --runtime {params.out:q}/runtime.yaml"
-        " --target {input.target:q} --data {input.data:q} {params.vocabulary:q} {params.rows:q} --out {params.out:q}"
-
-
-# Those of the rows that acceptance is estimated on while a stage trains.
-use rule build_states as held_out_states with:
-    output:
-        shard=f"{paths.STATES}/held-out-{{number}}/shard.json",
-    log:
-        "logs/held_out_states/{model}/{rows}/{declaration}/{number}.log",
+        " --target {input.target:q} --data {input.data:q} {params.vocabulary:q} --out {params.out:q}"
 
 
 # A stage's own list of its shards outlives them, so that a trained one misses nothing.

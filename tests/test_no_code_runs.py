@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 DOOR = "models/weight_files.py"  # the one place where weights are opened
-STATES = {"states/build.py", "states/stored_states.py"}  # which open files that a job of the workflow has made
+STATES = {"states/build.py", "states/load.py"}  # which open files that a job of the workflow has made
 SAFETENSORS = {"measure/engines/openvino_ir.py"}  # which runs where this package's modules are missing
 LOADERS = {"torch.load", "safe_open", "load_file", "pickle.load", "pickle.loads", "torch.jit.load"}
 # transformers asks on the terminal whether to run a folder's code unless it is told not to.

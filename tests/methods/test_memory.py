@@ -34,7 +34,7 @@ def measured(method: Any, config: PretrainedConfig, settings: Any, tokens: int, 
     states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
     made, ids = method.trainer(states, settings, None), torch.arange(tokens)[None] % config.vocab_size
     with_loss = getattr(settings, "loss", "soft") == "soft"
-    names = [tensor.name for tensor in method.reads(config, settings, with_llm_loss=with_loss)]
+    names = method.reads(config, settings, with_llm_loss=with_loss)
     found = states(ids, torch.arange(tokens)[None], None, names)
     states.forward = lambda *_: found
     own = made.draft_model

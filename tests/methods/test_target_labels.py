@@ -12,7 +12,7 @@ from longspec.methods.eagle3.method import METHOD as EAGLE3
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.method import METHOD as GLIDE
 from longspec.methods.glide.settings import Draft
-from longspec.states.encoding import top_k_of
+from longspec.states.declaration import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import FINAL, TOP
 from tests.eager import EAGER

@@ -11,7 +11,7 @@ from longspec.models import losses
 from longspec.models.chain_losses import chain_cross_entropy
 from longspec.models.losses import linear_cross_entropy
 from longspec.models.teachers import DenseTeacher, SparseTeacher, Teacher, draft_numbers
-from longspec.states.encoding import top_k_of
+from longspec.states.declaration import top_k_of
 from tests.largest import Largest
 
 N, H, T, K = 40, 16, 53, 6

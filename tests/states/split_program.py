@@ -90,7 +90,7 @@ def part_of(parameter: Any) -> torch.Tensor:
 
 
 def compare(path: str, rank: int, shared: str) -> dict[str, Any]:
-    """The largest relative difference from a whole target by cases, how much of the target is held, and what is left whole."""
+    """The largest relative difference from a whole target by cases, and how much of the target is held."""
     by_kind, held, dtype = {}, {}, torch.float32 if shared == PARTITIONED else torch.float64
     for kind in ("replicated", shared):
         states, found = loaded(path, kind, dtype), {}
@@ -101,18 +101,13 @@ def compare(path: str, rank: int, shared: str) -> dict[str, Any]:
                 states.chunk = chunk
                 found[f"{name} {chunk}"] = step(draft, name, rank, with_llm_loss)
         by_kind[kind] = found
-    left_over = [
-        name
-        for name, p in states.target.named_parameters()
-        if not getattr(p, "ds_persist", True) and p.numel() == p.ds_numel  # type: ignore[attr-defined]
-    ]
     (whole, split), differences = by_kind.values(), {}
     for case, wanted in whole.items():
         assert split[case].keys() == wanted.keys()
         apart = [(split[case][key] - value).norm() / value.norm().clamp(min=1e-6) for key, value in wanted.items()]
         differences[case] = float(max(apart))
     losses = {case: float(found["loss"]) for case, found in whole.items()}
-    return {"differences": differences, "losses": losses, "held": held, "left_over": left_over}
+    return {"differences": differences, "losses": losses, "held": held}
 
 
 def main() -> None:

@@ -7,21 +7,20 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.atomic_files import describe_files, write_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks
-from longspec.draft_vocabulary import DraftVocabulary
-from longspec.states.build import Computation, build
-from longspec.states.declaration import RowSource
-from longspec.states.stored_states import StoredRows, rows_of_shard
+from longspec.states.build import Computation, build, rows_of
+from longspec.states.load import Place, find_rows
 from tests.jobs import DFLASH, EAGLE3, RECIPE
 
 ONE = Ranks(0, 0, 1)
-GLIDE_OFFLINE = [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"]
-EAGLE3_OFFLINE = [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"]
-DFLASH_OFFLINE = [*DFLASH, "recipe.states.source=offline", "recipe.method.layers=[1,2]"]
+OFFLINE = {
+    "glide": [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"],
+    "eagle3": [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"],
+    "dflash": [*DFLASH, "recipe.states.source=offline", "recipe.method.layers=[1,2]"],
+}
 
 
 @cache
@@ -39,6 +38,14 @@ class Counted(Computation):
         return super().of(numbers)
 
 
+@cache
+def _computation(overrides: tuple[str, ...], target: Path, data: Path, vocabulary: Path | None, rows: str) -> Counted:
+    """Of the rows that a folder of this name holds; its target is loaded once."""
+    config = _composed(overrides)
+    source, _ = rows_of(Path(rows), PackedRows(data))
+    return Counted(config.recipe, config.runtime, target, source, vocabulary, torch.device("cpu"))
+
+
 @dataclass
 class Stored:
     """The states of a recipe's rows in a folder, and how often the target ran for them."""
@@ -54,29 +61,26 @@ class Stored:
     def config(self) -> Any:
         return _composed(tuple(self.overrides))
 
-    def source(self, *, held_out: bool = False) -> RowSource:
-        packed = PackedRows(self.data)
-        return RowSource(packed, held_out_rows(packed, self.config.runtime.held_out_rows) if held_out else None)
-
-    def computation(self, source: RowSource) -> Computation:
-        config = self.config
-        return Counted(config.recipe, config.runtime, self.target, source, self.vocabulary, ONE, torch.device("cpu"))
+    def computation(self, *, held_out: bool = False) -> Counted:
+        rows = f"held-out-{self.config.runtime.held_out_rows}" if held_out else "0-of-1"
+        return _computation(tuple(self.overrides), self.target, self.data, self.vocabulary, rows)
 
     def build(self, shard: int = 0, num_shards: int = 1, *, held_out: bool = False) -> Path:
-        source = self.source(held_out=held_out)
-        out = self.folder / ("held-out" if held_out else f"{shard}-of-{num_shards}")
-        computation = self.computation(source)
-        path = build(out, computation, rows_of_shard(len(source), shard, num_shards))
-        self.batches += computation.batches
-        return path
+        computation = self.computation(held_out=held_out)
+        out = self.folder / (f"held-out-{self.config.runtime.held_out_rows}" if held_out else f"{shard}-of-{num_shards}")
+        before = computation.batches
+        try:
+            return build(out, computation, rows_of(out, PackedRows(self.data))[1], ONE)
+        finally:
+            self.batches += computation.batches - before
 
-    def rows(self, num_shards: int = 1, *, held_out: bool = False) -> StoredRows:
-        """All of them, built and read."""
+    def rows(self, num_shards: int = 1, *, held_out: bool = False) -> list[Place]:
+        """All of them, built and found."""
         paths = [self.build(shard, num_shards, held_out=held_out) for shard in range(num_shards)]
-        return StoredRows.of([self.declaration(held_out=held_out)], paths)
+        return find_rows([self.declaration(held_out=held_out)], paths)
 
     def declaration(self, *, held_out: bool = False) -> dict[str, Any]:
-        return self.computation(self.source(held_out=held_out)).declaration
+        return self.computation(held_out=held_out).declaration
 
     def like(self, folder: Path, *overrides: str) -> "Stored":
         """Other states of the same rows."""
@@ -92,10 +96,3 @@ def save_target(folder: Path, config: Any) -> Path:
     files = describe_files(folder / "target", ["model.safetensors"])
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
     return folder / "target_manifest.json"
-
-
-def save_vocabulary(folder: Path, data: Path, ids: tuple[int, ...], size: int) -> Path:
-    """The file of a draft vocabulary of these rows' tokenizer."""
-    path = folder / f"draft_vocabulary_{len(ids)}.json"
-    DraftVocabulary(ids, size, read_json(data)["tokenizer"], {"all": 1.0}).write(path)
-    return path

@@ -3,59 +3,45 @@
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
-from longspec.states.declaration import bytes_a_token, stored_tensors
-from longspec.states.encoding import decode, encode
-from longspec.states.tensors import StateTensor
+from longspec.states.declaration import bytes_a_token, decode, encode, stored_tensors
 
 S = 5
-GLIDE = (StateTensor("keys.1", (8, 128)), StateTensor("values.1", (8, 128)))
-FINAL = StateTensor("final", (512,))
+TARGET = LlamaConfig(hidden_size=512, num_attention_heads=8, num_key_value_heads=8, head_dim=128)
+GLIDE = ("keys.1", "values.1")
 
 
 @pytest.mark.parametrize(
-    ("dtype", "reads", "size"),
+    ("dtype", "reads", "top_k", "size"),
     [
-        ("bfloat16", (*GLIDE, FINAL), 4096 + 2 * 512),
-        ("float8", GLIDE, 2048 + 2 * 8 * 4),
-        ("float32", GLIDE, 8192),
-        ("bfloat16", (*(StateTensor(f"hidden.{layer}", (512,)) for layer in (2, 16, 29)), FINAL), 8 * 512),
+        ("bfloat16", (*GLIDE, "final"), None, 4096 + 2 * 512),
+        ("float8", GLIDE, None, 2048 + 2 * 8 * 4),
+        ("float8", (*GLIDE, "final"), None, 2048 + 2 * 8 * 4 + 512 + 4 + 4),  # a scale, and the most likely token
+        ("float32", GLIDE, None, 8192),
+        ("bfloat16", ("hidden.2", "hidden.16", "hidden.29", "final"), None, 8 * 512),
+        ("bfloat16", (*GLIDE, "final"), 64, 4096 + 64 * (4 + 2) + 3 * 4),
     ],
 )
-def test_bytes_of_a_token(dtype: str, reads: tuple[StateTensor, ...], size: int) -> None:
+def test_bytes_of_a_token(dtype: str, reads: tuple[str, ...], top_k: int | None, size: int) -> None:
     """GLIDE with 8 heads of 128: 4,096 with hard labels, with the final hidden state 2H more; EAGLE-3: 8H."""
-    tensors = stored_tensors(reads, dtype, None)
+    tensors = stored_tensors(TARGET, reads, dtype, top_k)
     assert bytes_a_token(tensors) == size
-    shapes = {each.name: (1, *each.token_shape[:1], S, *each.token_shape[1:]) for each in GLIDE}
-    found = {each.name: torch.zeros(shapes.get(each.name, (1, S, *each.token_shape))) for each in reads}
-    assert sum(tensor.nbytes for tensor in encode(found, tensors).values()) == S * size
-
-
-def test_likeliest_tokens_take_the_place_of_the_final_hidden_state() -> None:
-    tensors = stored_tensors((*GLIDE, FINAL), "bfloat16", 64)
-    assert bytes_a_token(tensors) == 4096 + 64 * (4 + 2) + 3 * 4
-    assert tensors == {
-        "keys.1": ["BF16", 8, 128],
-        "values.1": ["BF16", 8, 128],
-        "top_tokens": ["I32", 64],
-        "top_log_probs": ["F16", 64],
-        "log_sum_exp": ["F32"],
-        "best_token": ["I32"],
-        "next_log_prob": ["F32"],
-    }
-    with_best = stored_tensors((*GLIDE, FINAL), "float8", None)
-    assert bytes_a_token(with_best) == 2048 + 2 * 8 * 4 + 512 + 4 + 4  # a scale, and the most likely token
+    found = {name: torch.zeros((1, 8, S, 128) if name in GLIDE else (1, S, 512)) for name in reads}
+    found |= {name: torch.zeros(1, S, *shape) for name, (_, *shape) in tensors.items() if name not in found}
+    encoded = encode(found, tensors)
+    assert sum(tensor.nbytes for tensor in encoded.values()) == S * size
+    assert {name: [*tensor.shape] for name, tensor in encoded.items()} == {n: [1, S, *of] for n, (_, *of) in tensors.items()}
 
 
 def encoded_error(dtype: str, value: Tensor) -> Tensor:
     """What storage makes of [rows, S, H] hidden states: the error of each element."""
-    tensors = stored_tensors([StateTensor("hidden.0", (value.shape[-1],))], dtype, None)
-    found = decode(encode({"hidden.0": value}, tensors), torch.float32)["hidden.0"]
+    found = decode(encode({"hidden.0": value}, stored_tensors(TARGET, ["hidden.0"], dtype, None)), torch.float32)["hidden.0"]
     return (found - value).abs()
 
 
 def test_the_rounding_of_storage() -> None:
-    """Within the bounds that encoding.py states, with elements of a token up to 10^5 times as large as others."""
+    """Within the bounds that declaration.py states, with elements of a token up to 10^5 times as large as others."""
     torch.manual_seed(0)
     value = torch.randn(4, 50, 64) * torch.exp(2 * torch.randn(4, 50, 64))
     value[:, :, 0] *= 1000  # as in a target's first token
@@ -71,8 +57,7 @@ def test_the_rounding_of_storage() -> None:
 def test_keys_come_back_in_their_heads_each_with_its_own_scale() -> None:
     torch.manual_seed(0)
     keys_BKSD = torch.randn(2, 3, S, 8) * torch.tensor([1.0, 100.0, 1e-4])[:, None, None]
-    tensors = stored_tensors([StateTensor("keys.1", (3, 8))], "float8", None)
-    encoded = encode({"keys.1": keys_BKSD}, tensors)
+    encoded = encode({"keys.1": keys_BKSD}, stored_tensors(TARGET, ["keys.1"], "float8", None))
     assert encoded["keys.1"].shape == (2, S, 3, 8)
     assert encoded["keys.1.scale"].shape == (2, S, 3)
     found = decode(encoded, torch.float32)["keys.1"]

@@ -1,6 +1,6 @@
 """What is read from a target, against transformers' own model, cache and eager attention: each document by itself."""
 
-from itertools import cycle
+from itertools import accumulate, product
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ from transformers import AutoModelForCausalLM, DynamicCache
 
 from longspec.methods.glide.attach import attach
 from longspec.methods.glide.trainer import Glide
-from longspec.states import forward
 from tests.targets import SHAPES, VOCABULARY
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
@@ -27,25 +26,13 @@ def eager_target(path: str) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
 
 
-def own_output(eager: Any, ids_S: Tensor, positions_S: Tensor) -> tuple[Any, DynamicCache]:
-    """transformers' hidden states of one text, with its cache."""
+@torch.no_grad()
+def own_states(eager: Any, ids_S: Tensor, positions_S: Tensor) -> dict[str, Tensor]:
+    """Every named tensor of one text, out of transformers' cache and hidden states."""
     cache = DynamicCache()  # whole layers, also of windows
     # An explicit mask of ones: without it a jump in the positions would be taken for the start of a document.
-    out = eager.model(
-        ids_S[None],
-        attention_mask=torch.ones_like(ids_S[None]),
-        position_ids=positions_S[None],
-        past_key_values=cache,
-        use_cache=True,
-        output_hidden_states=True,
-    )
-    return out, cache
-
-
-@torch.no_grad()
-def own_states(path: str, ids_S: Tensor, positions_S: Tensor) -> dict[str, Tensor]:
-    """Every named tensor of one text, out of transformers' cache and hidden states."""
-    out, cache = own_output(eager_target(path), ids_S, positions_S)
+    asked = {"attention_mask": torch.ones_like(ids_S[None]), "position_ids": positions_S[None], "past_key_values": cache}
+    out = eager.model(ids_S[None], use_cache=True, output_hidden_states=True, **asked)
     found = {"final": out.last_hidden_state}
     for layer in LAYERS:
         found |= {f"keys.{layer}": cache.layers[layer].keys, f"values.{layer}": cache.layers[layer].values}
@@ -64,106 +51,45 @@ def packed(lengths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
     return ids_S[None], torch.cat(positions)[None], torch.cat(documents)[None]
 
 
-@pytest.mark.parametrize(("offset", "chunk"), [(0, 1), (700, None)])
-def test_one_text_with_and_without_an_offset(any_target_path: str, offset: int, chunk: int | None) -> None:
-    glide = load(any_target_path)
-    glide.states.chunk = chunk
-    ids_BS = torch.randint(0, VOCABULARY, (2, 40))
-    positions_BS = torch.where(torch.arange(40) >= 3, torch.arange(40) + offset, torch.arange(40)).expand(2, 40)
-    got = glide.states(ids_BS, positions_BS, None, EVERY_NAME)
-    assert got.keys() == {*EVERY_NAME, *ALONGSIDE}
-    for row in range(2):
-        wanted = own_states(any_target_path, ids_BS[row], positions_BS[row])
-        for name in EVERY_NAME:
-            torch.testing.assert_close(got[name][row : row + 1], wanted[name], **TOLERANCE)
-
-
-def test_packed_documents_are_as_if_alone(any_target_path: str) -> None:
-    """Borders of chunks inside documents, on their borders, and chunks that hold several documents."""
-    glide = load(any_target_path)
-    glide.states.chunk = 16
-    lengths = (16, 1, 30, 3)
-    ids_BS, positions_BS, documents_BS = packed(lengths)
-    got = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
-    start = 0
-    for length in lengths:
-        part = slice(start, start + length)
-        wanted = own_states(any_target_path, ids_BS[0, part], positions_BS[0, part])
-        for name in EVERY_NAME:
-            torch.testing.assert_close(got[name][..., part, :], wanted[name], **TOLERANCE)
-        start += length
-
-
-def test_embeddings_and_rotations_come_with_all_names_and_none(any_target_path: str) -> None:
+@pytest.mark.parametrize(("lengths", "chunk"), [((16, 1, 30, 3), 16), ((16, 1, 30, 3), None), ((40,), 1)])
+def test_each_text_is_as_if_alone(any_target_path: str, lengths: tuple[int, ...], chunk: int | None) -> None:
+    """Borders of chunks inside documents, on their borders, and chunks that hold several documents; rows of one text each."""
     glide, eager = load(any_target_path), eager_target(any_target_path)
-    ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
-    embedded_BSH = eager.model.embed_tokens(ids_BS)
-    wanted = {"embedded": embedded_BSH}
-    wanted["cos"], wanted["sin"] = eager.model.rotary_emb(embedded_BSH, positions_BS)
-    for names in ([], ["keys.1"], EVERY_NAME):
-        found = glide.states(ids_BS, positions_BS, documents_BS, names)
-        assert found.keys() == {*names, *ALONGSIDE}
-        for name, tensor in wanted.items():
-            assert torch.equal(found[name], tensor)
-
-
-class Counted:
-    """Counts the calls of the head and of each layer's MLP, and the attention products of each layer."""
-
-    def __init__(self, glide: Glide, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls: dict[str, int] = {}
-        modules = {f"mlp {number}": layer.mlp for number, layer in enumerate(glide.model.layers)}
-        for name, module in (modules | {"lm_head": glide.lm_head}).items():
-            module.register_forward_hook(lambda *_, name=name: self.count(name))
-        product = forward.target_attention
-
-        def counted(module: Any, *arguments: Any, **more: Any) -> Any:
-            self.count(f"attention {module.layer_idx}")
-            return product(module, *arguments, **more)
-
-        monkeypatch.setattr(forward, "target_attention", counted)
-
-    def count(self, name: str) -> None:
-        self.calls[name] = self.calls.get(name, 0) + 1
-
-
-# What is asked for, and how many layers run whole for it.
-DEPTHS: list[tuple[list[str], int]] = [
-    ([], 0),
-    (["hidden.0"], 0),
-    (["keys.0"], 0),
-    (["hidden.1"], 1),
-    (["keys.1"], 1),
-    (["hidden.1", "keys.1", "values.1"], 1),
-    (["final"], 2),
-    (["final", "hidden.0"], 2),
-    (EVERY_NAME, 2),
-]
-
-
-@pytest.mark.parametrize(("depth", "chunk"), list(zip(DEPTHS, cycle([None, 13]), strict=False)))
-def test_the_forward_ends_with_the_deepest_tensor(
-    target_path: str, depth: tuple[list[str], int], chunk: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The same numbers as of a whole forward; no attention and no MLP ran in the layers behind, nor the head at all."""
-    names, whole_layers = depth
-    glide = load(target_path)
     glide.states.chunk = chunk
+    rows = [packed(lengths) for _ in range(2)]
+    ids_BS, positions_BS, documents_BS = (torch.cat(tensors) for tensors in zip(*rows, strict=True))
+    got = glide.states(ids_BS, positions_BS, documents_BS if len(lengths) > 1 else None, EVERY_NAME)
+    assert got.keys() == {*EVERY_NAME, *ALONGSIDE}
+    ends = list(accumulate(lengths))
+    for row, (start, end) in product(range(2), zip([0, *ends], ends, strict=False)):
+        wanted = own_states(eager, ids_BS[row, start:end], positions_BS[row, start:end])
+        for name in EVERY_NAME:
+            torch.testing.assert_close(got[name][row : row + 1, ..., start:end, :], wanted[name], **TOLERANCE)
+
+
+# How many layers run whole for each is counted in tests/train/estimate/test_flops.py.
+NAMES = [[], ["hidden.0"], ["keys.0"], ["hidden.1"], ["keys.1"], ["hidden.1", "keys.1", "values.1"], ["final", "hidden.0"]]
+
+
+@pytest.mark.parametrize("chunk", [None, 13])
+def test_a_forward_that_ends_early_gives_the_same_numbers(any_target_path: str, chunk: int | None) -> None:
+    """As of a whole one; embeddings and rotations come with all names and none."""
+    glide, eager = load(any_target_path), eager_target(any_target_path)
+    glide.states.chunk, layers = chunk, list(glide.model.layers)
     ids_BS, positions_BS, documents_BS = packed((16, 1, 23))
     wanted = glide.states(ids_BS, positions_BS, documents_BS, EVERY_NAME)
-    layers = list(glide.model.layers)
-    counted = Counted(glide, monkeypatch)
-    found = glide.states(ids_BS, positions_BS, documents_BS, names)
-    assert found.keys() == {*names, *ALONGSIDE}
-    for name, tensor in found.items():
-        assert torch.equal(tensor, wanted[name]), name
-    chunks = 1 if chunk is None else 4
-    assert counted.calls == {f"{part} {layer}": chunks for layer in range(whole_layers) for part in ("attention", "mlp")}
-    assert list(glide.model.layers) == layers
+    assert torch.equal(wanted["embedded"], eager.model.embed_tokens(ids_BS))
+    rotations = eager.model.rotary_emb(wanted["embedded"], positions_BS)
+    assert all(torch.equal(wanted[name], tensor) for name, tensor in zip(("cos", "sin"), rotations, strict=True))
+    for names in NAMES:
+        found = glide.states(ids_BS, positions_BS, documents_BS, names)
+        assert found.keys() == {*names, *ALONGSIDE}
+        assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
+        assert list(glide.model.layers) == layers
 
 
 def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(target_path: str) -> None:
-    """A Linear on it has a backward; the target gets no gradient, and its forward makes none."""
+    """A Linear on it has a backward; the target's forward makes none."""
     glide, seen = load(target_path), []
     glide.states.chunk = 13
     glide.model.layers[0].register_forward_hook(lambda *_: seen.append(torch.is_grad_enabled()))
@@ -172,7 +98,4 @@ def test_what_is_read_may_be_saved_for_the_backward_of_what_is_trained_on_it(tar
         assert not got.requires_grad, name
         assert not got.is_inference(), name
         torch.nn.Linear(got.shape[-1], 5)(got).square().sum().backward()
-    glide(ids_BS, ids_BS).loss.backward()
     assert set(seen) == {False}
-    assert all(parameter.grad is None and not parameter.requires_grad for parameter in glide.target.parameters())
-    assert all(parameter.grad is not None for parameter in glide.draft_model.parameters())

@@ -1,15 +1,15 @@
-"""A target partitioned over two ranks: same losses, no rank holds the whole, checkpoints of the draft alone."""
+"""A target partitioned over two ranks: the losses of one process, checkpoints of the draft alone, the same stored states."""
 
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
+from transformers import Qwen2Config
 
-from longspec.atomic_files import write_json
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
-from tests.jobs import Job, torchrun
+from tests.jobs import PLAIN, Job, finish, start, torchrun
+from tests.states.stored import save_target
 
 # Above the size up to which DeepSpeed leaves parameters whole on every rank, but for norms and biases.
 WIDE = {
@@ -20,34 +20,49 @@ WIDE = {
     "num_key_value_heads": 2,
     "initializer_range": 0.05,
 }
+PARTITIONED = "runtime.target=partitioned"
 
 
-def save(config: Qwen2Config | Qwen3MoeConfig, folder: Path) -> str:
-    torch.manual_seed(5)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
-
-
-def job(tmp_path: Path, corpus: Corpus, name: str, target: Path, *overrides: str) -> Job:
-    return Job(tmp_path / name, target, corpus.packed, ["recipe.steps=6", "recipe.optimizer.lr=1e-3", *overrides], torchrun(2))
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    return save_target(tmp_path_factory.mktemp("wide"), Qwen2Config(vocab_size=corpus.build.vocabulary, **WIDE))
 
 
 @pytest.mark.slow
-def test_jobs_with_a_partitioned_target(tmp_path: Path, corpus: Corpus) -> None:
+def test_jobs_with_a_partitioned_target(target: Path, tmp_path: Path, corpus: Corpus) -> None:
     """Same training, also with chunks and ZeRO-3 for the draft."""
-    path = save(Qwen2Config(vocab_size=corpus.build.vocabulary, **WIDE), tmp_path / "target")
-    manifest = tmp_path / "target_manifest.json"
-    write_json(manifest, {"path": path, "source": "test", "files": {}})
-    partitioned, chunks = "runtime.target=partitioned", "runtime.target_chunk=20"
-    whole = job(tmp_path, corpus, "replicated", manifest)
-    zero3 = job(tmp_path, corpus, "zero3", manifest, partitioned, chunks, "deepspeed=zero3-offload")
-    for one in (whole, zero3):
-        one.run()
-    losses = [torch.tensor([[row["loss"], row["llm_loss"]] for row in one.rows()]) for one in (whole, zero3)]
+    common = ["recipe.steps=6", "recipe.optimizer.lr=1e-3"]
+    zero3 = [PARTITIONED, "runtime.target_chunk=20", "deepspeed=zero3-offload"]
+    jobs = [
+        Job(tmp_path / "whole", target, corpus.packed, common, PLAIN),
+        Job(tmp_path / "zero3", target, corpus.packed, [*common, *zero3], torchrun(2)),
+    ]
+    for job in jobs:
+        job.run()
+    losses = [torch.tensor([[row["loss"], row["llm_loss"]] for row in job.rows()]) for job in jobs]
     torch.testing.assert_close(losses[1], losses[0], rtol=1e-4, atol=1e-5)
-    states = [draft_state_dict(one.out / "checkpoints/last") for one in (whole, zero3)]
+    states = [draft_state_dict(job.out / "checkpoints/last") for job in jobs]
     assert states[0].keys() == states[1].keys()
     for name, tensor in states[0].items():
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-3, atol=1e-4)
-    sizes = [sum(file.stat().st_size for file in (one.out / "checkpoints/last").rglob("*.*")) for one in (whole, zero3)]
+    sizes = [sum(file.stat().st_size for file in (job.out / "checkpoints/last").rglob("*.*")) for job in jobs]
     assert sizes[1] < 1.1 * sizes[0], "a checkpoint holds the draft alone"
+
+
+@pytest.mark.slow
+def test_ranks_share_a_shard_of_stored_states(target: Path, tmp_path: Path, corpus: Corpus) -> None:
+    """The files of one process beside the whole target, bit by bit.
+
+    Forwards of one row each are the same whoever makes them; of more rows the last bits hang on which ones are together.
+    """
+    common, files = ["recipe.draft.anchors=off", "recipe.states.source=offline", "recipe.states.dtype=float32"], []
+    for more, launcher in (([], PLAIN), ([PARTITIONED], torchrun(2))):
+        job = Job(tmp_path / str(len(files)), target, corpus.packed, [*common, *more], launcher)
+        job.freeze()
+        named = {"recipe": job.out / "recipe.yaml", "runtime": job.out / "runtime.yaml", "target": target, "data": job.data}
+        options = [f"--{name}={path}" for name, path in (named | {"out": job.out / "0-of-9"}).items()]
+        text, code = finish(start([*launcher, "-m", "tests.states.small_parts", "build", *options], job.out))
+        assert code == 0, text[-6000:]
+        files.append({path.name: path.read_bytes() for path in (job.out / "0-of-9").glob("rows-*")})
+    assert len(files[0]) > 2
+    assert files[0] == files[1]

@@ -9,20 +9,27 @@ import pytest
 
 from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.states import build as building
-from longspec.states.stored_states import StoredRows
-from tests.states.conftest import Sources
+from longspec.states.load import StoredStates, find_rows
+from tests.states.conftest import StatesOf
 from tests.states.stored import Stored
+from tests.states.test_stored_states import FLOAT32, target_of
 
 
 @pytest.fixture
-def glide(tmp_path: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch) -> Stored:
+def glide(tmp_path: Path, states_of: StatesOf, monkeypatch: pytest.MonkeyPatch) -> Stored:
     """Six rows in a file, two in a forward."""
     monkeypatch.setattr(building, "PART_BYTES", 64_000)
-    return sources.glide(tmp_path / "states", "runtime.micro_batch=2", "recipe.states.dtype=float32")
+    return states_of("glide", tmp_path / "states", "runtime.micro_batch=2", "recipe.states.dtype=float32")
 
 
 def files(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*-of-*/[rs][oh][wa]*")}
+
+
+def read_all(stored: Stored, *shards: Path) -> None:
+    path, config = target_of(stored)
+    rows = find_rows([stored.declaration()], shards)
+    StoredStates(path, config, FLOAT32, "sdpa", rows).read(range(len(rows)))
 
 
 class KilledError(Exception):
@@ -72,7 +79,7 @@ def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: St
     for path, damage in damages.items():
         damage()
         with pytest.raises(ValueError, match=rf"^{path}: .* again after: rm -f {path} {path.parent}/shard\.json$"):
-            StoredRows.of([glide.declaration()], [path.with_name("shard.json")]).read(range(12), pinned=False)
+            read_all(glide, path.with_name("shard.json"))
         glide.batches = 0
         glide.rows()
         assert glide.batches == 3
@@ -81,20 +88,18 @@ def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: St
 
 def test_shards_of_another_target_or_version_or_too_few_are_refused(glide: Stored, tmp_path: Path) -> None:
     """A dataset may be tokenized in more parts than its rows are: some shards are empty."""
-    number, wanted = len(glide.source()) + 3, glide.declaration()
+    number, wanted = len(glide.computation().source.rows) + 3, glide.declaration()
     shards = [glide.build(shard, number) for shard in range(number)]
-    rows = StoredRows.of([wanted, wanted], shards[::-1])
-    assert len(rows.parts) == 2 * (number - 3)
-    rows.read(range(2 * (number - 3)), pinned=False)
-    with pytest.raises(ValueError, match=rf"wanted are rows 0 to {number - 4}; give each shard once: "):
-        StoredRows.of([wanted], shards[:-1])
+    assert [place for _, place in find_rows([wanted, wanted], shards[::-1])] == [0] * 2 * (number - 3)
+    with pytest.raises(ValueError, match=rf"holds states of which {number - 4} of {number - 3} rows are given; give all"):
+        find_rows([wanted], shards[:-1])
     target = read_json(glide.target)
     glide.target, glide.batches = tmp_path / "target.json", 0
     write_json(glide.target, target | {"files": describe_files(Path(target["path"]), ["config.json", "model.safetensors"])})
     other = glide.build(number - 1, number)
     assert glide.batches == 1, "nothing is kept of another target's"
     with pytest.raises(ValueError, match=rf"^{other}: holds other states than this job reads: target: "):
-        StoredRows.of([wanted], [other])
+        find_rows([wanted], [other])
     write_json(other, {"declaration": wanted, "files": {}})
-    with pytest.raises(ValueError, match=rf"^{other}: .* after rm -f {glide.folder}/\*/shard\.json all are built again"):
-        StoredRows.of([wanted], shards)
+    with pytest.raises(ValueError, match=rf"^{other}: .* after rm -f {glide.folder}/\*/shard\.json the same snakemake command"):
+        find_rows([wanted], shards)

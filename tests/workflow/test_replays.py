@@ -76,13 +76,13 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
     (runs / "stored.yaml").write_text(other.replace("base: demo\n", "base: demo-offline\n"))
     states = StatesPlan(settings.plan(runs=["stored", "demo-offline"]))
     stage, alone = ("stored", "sinkpi-slicing", "long"), ("demo-offline", "sinkpi-slicing", "long")
-    folders = {names[1]: names for names, stages in states.readers.items() if stage in stages}
+    folders = {folder.split("/")[3]: folder for folder, stages in states.readers.items() if stage in stages}
     packed = "long-nomask-4096-split"
-    first, second = (f"data/states/{'/'.join(folders[f'{name}-{packed}'])}" for name in ("puzzles", "stdlib-long"))
+    first, second = (folders[f"{name}-{packed}"] for name in ("puzzles", "stdlib-long"))
     assert states.readers[folders[f"stdlib-long-{packed}"]] == [stage, alone]
     shards = [f"{folder}/{part}-of-2/shard.json" for folder in (first, second) for part in range(2)]
     shards += [f"{folder}/held-out-1/shard.json" for folder in (first, second)]
-    assert states.options(*stage, ["states.json"]) == ["--states", *shards]
+    assert states.options(*stage) == ["--states", *shards]
     (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
     with pytest.raises(ValueError, match=r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'"):
         settings.plan(runs=["other"])
@@ -107,7 +107,7 @@ def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(setti
     run = ("demo-offline", "sinkpi-slicing", "longcot")
     stage_file(settings.folder, "{long: 0.2, base: 0.3}")
     states = StatesPlan(settings.plan(runs=["demo-offline"]))
-    folders = {names[1]: f"data/states/{'/'.join(names)}" for names, stages in states.readers.items() if run in stages}
+    folders = {folder.split("/")[3]: folder for folder, stages in states.readers.items() if run in stages}
     own, base, long = (folders[f"{name}-longcot-2048-split"] for name in ("puzzles", "stdlib", "stdlib-long"))
     shards = [f"{folder}/{part}-of-2/shard.json" for folder in (own, base, long) for part in range(2)]
     assert states.read("/".join(run)) == [*shards, f"{own}/held-out-1/shard.json"]

@@ -66,7 +66,7 @@ class ReadTarget:
         self._device = draft_device(target)
         self._names = [name for name in reads if name == FINAL or name.startswith(HIDDEN)]
         self._cached = [name for name in reads if name not in self._names]
-        self.cached_layers = layers_of(self._cached, KEYS) | layers_of(self._cached, VALUES)
+        self.cached_layers = layers_of(self._cached, KEYS, VALUES)
         for name in self._names:
             module = self.model.model if name == FINAL else self.model.model.layers[layer_of(name)]
             vars(module)["forward"] = self._keeping(name, module.forward)

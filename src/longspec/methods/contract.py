@@ -56,7 +56,6 @@ from torch import Tensor, nn
 from longspec import methods
 from longspec.methods.draft_files import check_draft_config, draft_weights_file, read_draft_config
 from longspec.models.weight_files import check_state, fill, read_tensors
-from longspec.states.tensors import StateTensor
 
 
 @dataclass
@@ -136,10 +135,10 @@ class Method(Protocol):
 
     name: str
 
-    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
-        """The tensors of the target that a training forward reads, beside embeddings and rotations.
+    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
+        """The names (states/tensors.py) of the target's tensors that a training forward reads, beside embeddings and rotations.
 
-        Where `learnt` is not None, the states may hand out the likeliest tokens (states/tensors.py) in the place of `final`.
+        Where `learnt` is not None, the states may hand out the likeliest tokens in the place of `final`.
         """
 
     def learnt(self, settings: Any) -> Distribution | None:

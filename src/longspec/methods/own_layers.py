@@ -21,9 +21,9 @@ from longspec.models.block_losses import BlockSums
 from longspec.models.chain_losses import ChainSums
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.draft_head import DraftHead
-from longspec.models.teachers import DenseTeacher, Teacher
+from longspec.models.teachers import Teacher
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import BEST_TOKEN, COS, FINAL, HIDDEN, SIN, StateTensor, sparse_teacher
+from longspec.states.tensors import COS, HIDDEN, SIN, teacher_of
 
 Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
 
@@ -48,8 +48,9 @@ class OwnLayers(nn.Module):
 
     def begin(self, states: Any, settings: Any) -> None:
         """Make an untrained module's norm and head copies of the target's."""
-        with states.gather([states.head_weight, states.final_norm_weight]), torch.no_grad():
-            self.norm.weight.copy_(states.final_norm_weight)
+        norm: nn.Parameter = states.target.model.norm.weight
+        with states.gather([states.head_weight, norm]), torch.no_grad():
+            self.norm.weight.copy_(norm)
             if self.lm_head is not None:
                 assert self.ids_V is not None, "methods.vocabulary_for has read the file"
                 self.lm_head.weight.copy_(states.head_weight[self.ids_V.to(states.head_weight.device)])
@@ -83,7 +84,7 @@ class OwnLayersTrainer(DraftTrainer):
     """
 
     states: TargetStates
-    reads: Callable[..., tuple[StateTensor, ...]]
+    reads: Callable[..., tuple[str, ...]]
     measure: Callable[..., Measured]
 
     def __init__(self, states: TargetStates, draft_model: OwnLayers, settings: Any) -> None:
@@ -110,7 +111,7 @@ class OwnLayersTrainer(DraftTrainer):
         without a loss, because the draft cannot propose the token, and those of `measure`.
         """
         position_ids = positions_of(input_ids, position_ids)
-        names = [tensor.name for tensor in self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)]
+        names = self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         measured = self.measure(found, input_ids, labels, position_ids, document_ids, with_llm_loss, **draws)
         sums, reached_K = measured.sums, measured.reached_K.clamp_min(1)
@@ -139,10 +140,7 @@ class OwnLayersTrainer(DraftTrainer):
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS.flatten(0, 1)[tokens_N]
 
-        if (sparse := sparse_teacher(found, labelled, ids_V, with_loss=with_loss)) is not None or FINAL not in found:
-            return sparse
-        best_N = labelled(found[BEST_TOKEN]) if BEST_TOKEN in found else None
-        return DenseTeacher(labelled(found[FINAL]), self.states.head_weight, labels_N, ids_V, with_loss, best_N)
+        return teacher_of(found, labelled, self.states.head_weight, labels_N, ids_V, with_loss=with_loss)
 
 
 class OwnLayersMethod(Method):
@@ -157,7 +155,7 @@ class OwnLayersMethod(Method):
     layer: type[OwnLayers]
     hints: ClassVar[Mapping[str, str]] = {}
 
-    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
         return self.trained_by.reads(config, settings, with_llm_loss=with_llm_loss)
 
     def stored_settings(self, path: Path) -> Any:

@@ -9,13 +9,10 @@ from pathlib import Path
 
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
 from longspec.shown import add_verb, one_line
-from longspec.states.build import Computation, build
-from longspec.states.declaration import RowSource
-from longspec.states.stored_states import rows_of_shard
+from longspec.states.build import Computation, build, rows_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,10 +25,7 @@ def parser() -> argparse.ArgumentParser:
     builder.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     builder.add_argument("--data", type=Path, required=True, help="manifest.json of the packed rows")
     builder.add_argument("--vocabulary", type=Path, help="draft_vocabulary_{size}.json, for recipe.states.top_k")
-    builder.add_argument("--out", type=Path, required=True, help="the shard's folder, which gets shard.json and the states")
-    builder.add_argument("--shard", type=int, default=0, help="number of this one, from 0")
-    builder.add_argument("--num-shards", type=int, default=1, help="of how many; default: %(default)s")
-    builder.add_argument("--held-out", action="store_true", help="all held-out rows, as one shard")
+    builder.add_argument("--out", type=Path, required=True, help=".../0-of-4, the folder of a shard, or .../held-out-8")
     return parser
 
 
@@ -45,12 +39,9 @@ def main() -> None:
             from longspec.train.engine import boot  # DeepSpeed takes seconds to import
 
             device = boot(ranks, runtime.timeout_minutes)
-        packed = PackedRows(options.data)
-        source = RowSource(packed, held_out_rows(packed, runtime.held_out_rows) if options.held_out else None)
-        rows = rows_of_shard(len(source), options.shard, options.num_shards)
-        computation = Computation(recipe, runtime, options.target, source, options.vocabulary, ranks, device)
-        path = build(options.out, computation, rows)
-        log(f"done: {path}", ranks)
+        source, rows = rows_of(options.out, PackedRows(options.data))
+        computation = Computation(recipe, runtime, options.target, source, options.vocabulary, device)
+        log(f"done: {build(options.out, computation, rows, ranks)}", ranks)
     except (*ConfigError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1

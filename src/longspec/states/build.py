@@ -1,15 +1,15 @@
-"""Build one shard of stored states: a part that is whole stays, the others are computed by the target and written.
-
-    rows-000064-000127.safetensors    tensors [rows, S, ...] of rows 64 to 127; it has this name once it is whole
+"""Build a folder of stored states: a part that is whole stays, the others are computed by the target and written.
 
 Each rank computes and writes parts of its own. A part's forwards have the same rows whatever else is missing, so its bytes are
-the same however often a builder was killed. Two builders of one folder write the same bytes. Shapes: S tokens.
+the same however often a builder was killed. Two builders of one folder write the same bytes.
 """
 
+import re
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -20,50 +20,51 @@ from safetensors.torch import save
 from torch import Tensor
 
 from longspec.atomic_files import checked_folder, new_file, remove_strays, write_json
-from longspec.config import OFFLINE
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
-from longspec.methods import method_of, vocabulary_for
+from longspec.methods import vocabulary_for
 from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
-from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, hash_of
-from longspec.states.encoding import encode, top_k_of
+from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, encode, hash_of, top_k_of
 from longspec.states.forward import TargetStates
-from longspec.states.load import load_states
-from longspec.states.stored_states import SHARD, part_name
+from longspec.states.load import SHARD, load_states, part_name
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_TOKENS
 
-PART_BYTES = 128 * 2**20  # of one file at most, unless one micro batch has more
-PROGRESS = 30.0  # seconds between two lines
+PART_BYTES = 128 * 2**20  # of one file at most, unless one row has more
+
+
+def rows_of(folder: Path, packed: PackedRows) -> tuple[RowSource, range]:
+    """Return the rows that a folder's name says: 0-of-4, those of the first of four shards, or held-out-8, that many held out.
+
+    A shard has none where there are fewer rows than shards. Raises ValueError for another name.
+    """
+    found = re.fullmatch(r"(\d+)-of-(\d+)|held-out-(\d+)", folder.name)
+    if found and found[3]:
+        source = RowSource(packed, held_out_rows(packed, int(found[3])))
+        return source, range(len(source.rows))
+    if not found or int(found[1]) >= int(found[2]):
+        raise ValueError(f"--out {folder}: its name says which rows: give .../0-of-4, the first of 4 shards, or .../held-out-8")
+    shard, shards = int(found[1]), int(found[2])
+    return RowSource(packed), range(shard * len(packed) // shards, (shard + 1) * len(packed) // shards)
 
 
 class Computation:
     """The target, and what is stored of its states of some rows. All ranks make the same forwards at the same time."""
 
     def __init__(
-        self,
-        recipe: Any,
-        runtime: Any,
-        target: Path,
-        source: RowSource,
-        vocabulary: Path | None,
-        ranks: Ranks,
-        device: torch.device,
+        self, recipe: Any, runtime: Any, target: Path, source: RowSource, vocabulary: Path | None, device: torch.device
     ) -> None:
         """Raises ValueError for what does not fit, with the key."""
-        if recipe.states.source != OFFLINE:
-            raise ValueError(
-                f"recipe.states.source: is {recipe.states.source}: this stage reads no stored states; set {OFFLINE}"
-            )
-        self.runtime, self.source, self.ranks, self.device = runtime, source, ranks, device
+        self.runtime, self.source, self.device = runtime, source, device
         self.target_path, self.dtype, self.top_k = checked_folder(target), resolve_dtype(recipe.precision), recipe.states.top_k
-        self.config, chosen = checked_config(self.target_path, recipe), None
-        if self.top_k is not None:
-            chosen = vocabulary_for(recipe, vocabulary)
-            if chosen is not None:
-                chosen.check_tokens(vocabulary, self.config.vocab_size, self.target_path, source.tokenizer)
+        self.config = checked_config(self.target_path, recipe)
+        chosen = None if self.top_k is None else vocabulary_for(recipe, vocabulary)
+        if chosen is not None:
+            chosen.check_tokens(vocabulary, self.config.vocab_size, self.target_path, source.tokenizer)
         self.declaration = declare(recipe, self.config, target, source, self.dtype, chosen)
-        method, settings = method_of(recipe, chosen)
-        self.learnt, self.stored = method.learnt(settings), self.declaration["tensors"]
+        self.ids_V = None if chosen is None else torch.tensor(chosen.ids, device=device)
+        self.stored = self.declaration["tensors"]
         self.names = [name for name in self.stored if name not in TOP and not name.endswith(SCALE)]
         self.names += [FINAL] if TOP_TOKENS in self.stored else []
 
@@ -81,45 +82,41 @@ class Computation:
         ids, documents = ids.to(self.device), None if documents is None else documents.to(self.device)
         found = self.states(ids, positions.to(self.device), documents, self.names)
         if BEST_TOKEN in self.stored:
-            k, chosen, temperature = 1, None, 1.0
-            if self.top_k is not None and self.learnt is not None:
-                k, chosen, temperature = self.top_k, self.learnt.ids, self.learnt.temperature
-            ids_V = None if chosen is None else torch.tensor(chosen, device=self.device)
             next_N = ids.roll(-1, dims=1).flatten()  # behind a row's last token its first
-            with self.states.gather([self.states.head_weight]):
-                top = top_k_of(found[FINAL].flatten(0, 1), self.states.head_weight, k, ids_V, temperature, next_N)
+            k, temperature, head = self.top_k or 1, self.declaration["temperature"] or 1.0, self.states.head_weight
+            with self.states.gather([head]):
+                top = top_k_of(found[FINAL].flatten(0, 1), head, k, self.ids_V, temperature, next_N)
             found = found | {name: part.unflatten(0, ids.shape) for name, part in zip(TOP, top, strict=True)}
         return {name: tensor.cpu() for name, tensor in encode(found, self.stored).items()}
 
-
-def parts_of(rows: range, computation: Computation) -> list[range]:
-    """Return the rows of each file of a shard, about as many in each; whatever the micro batch, so that it may change."""
-    size = bytes_a_token(computation.stored) * computation.source.sequence_length
-    number = max(1, -(-len(rows) * size // PART_BYTES))
-    each = max(1, -(-len(rows) // number))
-    return [rows[start : start + each] for start in range(0, len(rows), each)]
+    def part(self, rows: range, size: int) -> dict[str, Tensor]:
+        """Compute a part's rows by as many forwards of whole micro batches as every other's, the last row again and again."""
+        each, last = self.runtime.micro_batch, rows.stop - 1
+        found = [self.of([min(rows.start + row, last) for row in range(start, start + each)]) for start in range(0, size, each)]
+        return {name: torch.cat([tensors[name] for tensors in found])[: len(rows)] for name in found[0]}
 
 
-def build(out: Path, computation: Computation, rows: range) -> Path:
+def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Path:
     """Build a shard in a folder, which all ranks call; return the path of its shard.json, which comes last."""
-    ranks, whole_hash = computation.ranks, hash_of(computation.declaration)
-    parts, began = parts_of(rows, computation), time.monotonic()
-    missing, said = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks), began
-    writing: Future[None] | None = None
+    whole_hash, began = hash_of(computation.declaration), time.monotonic()
+    # About as many rows in each part; whatever the micro batch, so that it may change.
+    bytes_of_rows = len(rows) * bytes_a_token(computation.stored) * computation.source.sequence_length
+    each = max(1, ceil(len(rows) / max(1, ceil(bytes_of_rows / PART_BYTES))))
+    parts = [rows[start : start + each] for start in range(0, len(rows), each)]
+    missing = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks)
     with ThreadPoolExecutor(1) as pool:  # the target does not wait for the disk
+        writing = pool.submit(lambda: None)
         for first in range(0, len(missing), ranks.world_size):
             # A rank without a part of its own computes one for nothing: a target that ranks share needs all of them.
             own = missing[min(first + ranks.rank, len(missing) - 1)]
-            tensors = _compute(own, len(parts[0]), computation)
-            if writing is not None:
-                writing.result()  # raises what went wrong there
+            tensors = computation.part(own, len(parts[0]))
+            writing.result()  # raises what went wrong there
             if first + ranks.rank < len(missing):
                 writing = pool.submit(_write, out / part_name(own), tensors, whole_hash)
-            if time.monotonic() - said > PROGRESS or first + ranks.world_size >= len(missing):
-                said, done = time.monotonic(), sum(map(len, missing[: first + ranks.world_size]))
-                log(f"{done} rows, {done * computation.source.sequence_length / (said - began):.0f} tokens/s", ranks)
-        if writing is not None:
-            writing.result()
+            done = sum(map(len, missing[: first + ranks.world_size]))
+            speed = done * computation.source.sequence_length / (time.monotonic() - began)
+            log(f"{done} of {sum(map(len, missing))} rows, {speed:.0f} tokens/s", ranks)
+        writing.result()
     if ranks.world_size > 1:
         dist.barrier()
     content = {"declaration": computation.declaration, "parts": [part_name(part) for part in parts]}
@@ -147,14 +144,6 @@ def _is_whole(path: Path, whole_hash: str) -> bool:
     with suppress(SafetensorError), safe_open(path, framework="pt") as file:
         return (file.metadata() or {}).get("declaration") == whole_hash
     return False
-
-
-def _compute(part: range, size: int, computation: Computation) -> dict[str, Tensor]:
-    """Compute a part's rows by as many forwards of whole micro batches as every other's, the last row again and again."""
-    each = computation.runtime.micro_batch
-    batches = [[min(part.start + row, part.stop - 1) for row in range(start, start + each)] for start in range(0, size, each)]
-    found = [computation.of(batch) for batch in batches]
-    return {name: torch.cat([tensors[name] for tensors in found])[: len(part)] for name in found[0]}
 
 
 def _write(path: Path, tensors: dict[str, Tensor], whole_hash: str) -> None:

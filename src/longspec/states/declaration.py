@@ -1,6 +1,10 @@
-"""Declare what stored states are made of: the rows, the target, and which tensors are kept.
+"""Declare what stored states are made of, the rows, the target and which tensors are kept, and encode a forward's so.
 
-Shapes: B rows, S tokens of a row, H hidden width, K key/value heads, D head width.
+Stored tensors are [B, S, *shape], those of a forward as of tensors.py. Errors of storage: bfloat16 at most 2^-8 of an element,
+float8 (e4m3) 2^-4 of it, or 2^-18 of the largest of its token and head where that is more, float32 none.
+
+Shapes: B rows, S tokens of a row, K key/value heads, D head width; N tokens, C tokens of a chunk, H hidden width, T target's
+vocabulary, V the tokens that the distributions are over, k likeliest of them.
 """
 
 import hashlib
@@ -12,16 +16,17 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.atomic_files import read_json, sha256_text
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.pack.held_out_rows import HeldOutRow
+from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import check_family_named, method_of, settings_of
+from longspec.models import losses
 from longspec.models.target_config import read_target_config
-from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_LOG_PROBS, TOP_TOKENS, StateTensor
+from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_LOG_PROBS, TOP_TOKENS, VALUES, token_shape
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
@@ -32,56 +37,51 @@ DTYPES = {
     "F32": torch.float32,
     "I32": torch.int32,
 }
+FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
+LEAST_SCALE = torch.finfo(torch.float32).tiny
 SCALE = ".scale"
 # float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
 TOP_DTYPES = dict(zip(TOP, ("I32", "F16", "F32", "I32", "F32"), strict=True))
 Tensors = dict[str, list[Any]]  # of the files: [rows, S, *shape] by name, as [dtype as safetensors names it, *shape]
 
 
-def _stacked(arrays: list[np.ndarray]) -> Tensor:
-    return torch.from_numpy(np.stack(arrays).astype(np.int64))
-
-
 class RowSource:
-    """Rows by their numbers from 0: those that a stage trains on, or `held_out` ones. hash: of all that the rows are."""
+    """Rows by their numbers from 0: those that a stage trains on, or held-out ones. hash: of all that the rows are."""
 
-    def __init__(self, packed: PackedRows, held_out: Sequence[HeldOutRow] | None = None) -> None:
-        self.packed, self.held_out = packed, held_out
+    def __init__(self, packed: PackedRows, held_out: Sequence[Row] | None = None) -> None:
+        self.rows: Any = packed if held_out is None else held_out
         self.sequence_length, self.tokenizer = packed.sequence_length, packed.manifest["tokenizer"]
+        self.is_held_out = held_out is not None
         ids = b"".join(row.input_ids_S.astype(np.int64).tobytes() for row in held_out or ())
         self.hash = packed.data_hash if held_out is None else hashlib.sha256(ids).hexdigest()
 
-    def __len__(self) -> int:
-        return len(self.packed if self.held_out is None else self.held_out)
-
     def batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what the target is asked with, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
-        if self.held_out is not None:
-            ids_BS = _stacked([self.held_out[number].input_ids_S for number in numbers])
-            return ids_BS, torch.arange(self.sequence_length).expand_as(ids_BS), None
-        rows = [self.packed[number] for number in numbers]
+        rows = [self.rows[number] for number in numbers]
         ids_BS, positions_BS, documents_BS = (
-            _stacked([getattr(row, name) for row in rows]) for name in ("input_ids_S", "position_ids_S", "document_ids_S")
+            torch.from_numpy(np.stack([getattr(row, name) for row in rows]).astype(np.int64))
+            for name in ("input_ids_S", "position_ids_S", "document_ids_S")
         )
         return ids_BS, positions_BS, documents_BS if bool((documents_BS > 0).any()) else None
 
 
-def stored_tensors(reads: Sequence[StateTensor], dtype: str, top_k: int | None) -> Tensors:
-    """Return the tensors that are stored for those that a method reads (Method.reads); dtype, top_k: of recipe.states.
+def stored_tensors(config: Any, reads: Sequence[str], dtype: str, top_k: int | None) -> Tensors:
+    """Return the tensors of a target that are stored for those that a method reads (Method.reads); dtype, top_k: of the recipe.
 
     float8 brings a float32 scale a token and head, [K] of keys [K, D] and [] of a hidden state [H], and the most likely token
     as it was before the rounding: it decides which tokens have a loss where a draft has a vocabulary of its own. With top_k
     the likeliest tokens take the place of `final`.
     """
     found: Tensors = {}
-    for tensor in reads:
-        if tensor.name == FINAL and top_k is not None:
-            found |= {name: [of, *[top_k] * (name in (TOP_TOKENS, TOP_LOG_PROBS))] for name, of in TOP_DTYPES.items()}
+    for name in reads:
+        if name == FINAL and top_k is not None:
+            found |= {top: [of, *[top_k] * (top in (TOP_TOKENS, TOP_LOG_PROBS))] for top, of in TOP_DTYPES.items()}
             continue
-        found[tensor.name] = [WORDS[dtype], *tensor.token_shape]
+        shape = token_shape(config, name)
+        found[name] = [WORDS[dtype], *shape]
         if dtype == FLOAT8:
-            found[tensor.name + SCALE] = ["F32", *tensor.token_shape[:-1]]
-            if tensor.name == FINAL:
+            found[name + SCALE] = ["F32", *shape[:-1]]
+            if name == FINAL:
                 found[BEST_TOKEN] = [TOP_DTYPES[BEST_TOKEN]]
     return dict(sorted(found.items()))
 
@@ -127,16 +127,75 @@ def declare(
     if top_k is not None and top_k > config.vocab_size:
         raise ValueError(f"recipe.states.top_k: {top_k}: the target has {config.vocab_size} tokens; give as many or fewer")
     of_top = None if top_k is None else method.learnt(settings)
-    reads = method.reads(config, settings, with_llm_loss=rows.held_out is not None)
+    reads = method.reads(config, settings, with_llm_loss=rows.is_held_out)
     return {
         "target": target_hash(target_manifest),
         "tokenizer": rows.tokenizer,
         "rows": rows.hash,
-        "num_rows": len(rows),
+        "num_rows": len(rows.rows),
         "sequence_length": rows.sequence_length,
         "computed_in": str(dtype),
-        "tensors": stored_tensors(reads, states.dtype, top_k),
+        "tensors": stored_tensors(config, reads, states.dtype, top_k),
         # Of the distribution that the likeliest tokens are of; None: there are none, or they are taken from all tokens.
         "temperature": None if of_top is None else of_top.temperature,
         "vocabulary": None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
     }
+
+
+def _with_heads_last(name: str, tensor: Tensor) -> Tensor:
+    """[B, K, S, D] of a forward as [B, S, K, D] of the files, and back; other tensors as they are."""
+    return tensor.transpose(1, 2) if name.startswith((KEYS, VALUES)) else tensor
+
+
+def encode(found: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
+    """Return the stored tensors of a forward's, contiguous, on its device; the likeliest tokens are among `found` already."""
+    encoded = {}
+    for name, (dtype, *_) in tensors.items():
+        if name.endswith(SCALE):
+            continue
+        value = _with_heads_last(name, found[name])
+        if dtype == "F8_E4M3":
+            value = value.float()
+            scale = value.abs().amax(-1, keepdim=True).div_(FLOAT8_MAX).clamp_(min=LEAST_SCALE)
+            encoded[name + SCALE] = scale[..., 0].contiguous()
+            value = value / scale
+        encoded[name] = value.to(DTYPES[dtype]).contiguous()
+    return encoded
+
+
+def decode(encoded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return a forward's tensors of the stored ones, the target's in `dtype`, those of the likeliest tokens as they are."""
+    found = {}
+    for name, value in encoded.items():
+        if not name.endswith(SCALE):
+            scale = encoded.get(name + SCALE)
+            value = value if scale is None else value.float().mul_(scale.unsqueeze(-1))
+            value = value if name in TOP else value.to(dtype)
+            found[name] = _with_heads_last(name, value).contiguous()
+    return found
+
+
+@torch.no_grad()
+def top_k_of(
+    hidden_NH: Tensor, weight_TH: Tensor, k: int, ids_V: Tensor | None, temperature: float, next_tokens_N: Tensor
+) -> tuple[Tensor, ...]:
+    """Return the tensors of tensors.TOP, in its order, for the next tokens after each of N; a chunk of logits at a time.
+
+    Tokens are in the target's numbers, the other numbers float32, and the log-probabilities at the temperature and over the
+    draft vocabulary alone where there is one; the best token and the next one's log-probability are over all tokens at 1.
+    hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
+    tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
+    """
+    chunk = losses.chunk_tokens(len(weight_TH), hidden_NH.device)
+    parts = []
+    for start in range(0, max(1, len(hidden_NH)), chunk):
+        part = slice(start, start + chunk)
+        logits_CT = F.linear(hidden_NH[part], weight_TH).float()
+        next_C1 = logits_CT.gather(-1, next_tokens_N[part, None]) - logits_CT.logsumexp(-1, keepdim=True)
+        best_C = logits_CT.argmax(-1)
+        scaled_CV = (logits_CT if ids_V is None else logits_CT[:, ids_V]) / temperature
+        normalizer_C1 = scaled_CV.logsumexp(-1, keepdim=True)
+        top_Ck, tokens_Ck = scaled_CV.topk(k)
+        tokens_Ck = tokens_Ck if ids_V is None else ids_V[tokens_Ck]
+        parts.append((tokens_Ck, top_Ck - normalizer_C1, normalizer_C1[:, 0], best_C, next_C1[:, 0]))
+    return tuple(torch.cat(chunks) for chunks in zip(*parts, strict=True))

@@ -7,6 +7,7 @@ K key/value heads, D head width.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +18,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from longspec.models.attention.backends import AUTO, target_attention
 from longspec.models.attention.visibility import Visibility
 from longspec.models.draft_attention import rotations
-from longspec.models.target import (
-    Group,
-    all_heads_at,
-    group_of,
-    rows_of_ranks,
-    splits_heads,
-    whole,
-)
-from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, layer_of, layers_of
-
-Gather = Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
+from longspec.models.target import Group, all_heads_at, group_of, rows_of_ranks, splits_heads, whole
+from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VALUES, layers_of
 
 
 @dataclass
@@ -40,60 +32,45 @@ class _Pass:
     visibility: Visibility  # of all S tokens
     parts: Group | None  # the ranks that have some of the heads each; None: this one has all
     owner: int  # the one of them whose rows these are, which gets all heads
-    kept: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # layer -> keys after RoPE, values: [B, K, S, D] each
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, all S tokens
+    kept: dict[str, Tensor] = field(default_factory=dict)  # by name: of all S tokens, keys after RoPE
     start: int = 0  # of the chunk that runs now
 
     def attend(self, module: Any, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, **arguments: Any) -> Tensor:
         """Attention output [B, C, N, D] of one layer over the chunks so far."""
         layer, keys, values = module.layer_idx, k_BKCD, v_BKCD
-        if f"{KEYS}{layer}" in self.names or f"{VALUES}{layer}" in self.names or keys.shape[2] < self.length:
-            keys, values = self._remember(layer, k_BKCD, v_BKCD)
+        names = (f"{KEYS}{layer}", f"{VALUES}{layer}")
+        if keys.shape[2] < self.length or not set(names).isdisjoint(self.names):
+            keys, values = self.keep(names[0], k_BKCD), self.keep(names[1], v_BKCD)
         if layer == self.cut:
             return torch.zeros_like(q_BNCD).transpose(1, 2)
         visibility = self.visibility.first(keys.shape[2])
         return target_attention(module, q_BNCD, keys, values, None, visibility=visibility, **arguments)[0]
 
-    def _remember(self, layer: int, k_BKCD: Tensor, v_BKCD: Tensor) -> tuple[Tensor, Tensor]:
-        """Add a chunk; the keys and values up to its end, [B, K, T, D] each."""
-        if layer not in self.kept:
-            shape = (*k_BKCD.shape[:2], self.length, k_BKCD.shape[3])
-            self.kept[layer] = (k_BKCD.new_empty(shape), v_BKCD.new_empty(shape))
-        keys_BKSD, values_BKSD = self.kept[layer]
-        end = self.start + k_BKCD.shape[2]
-        keys_BKSD[:, :, self.start : end] = k_BKCD
-        values_BKSD[:, :, self.start : end] = v_BKCD
-        return keys_BKSD[:, :, :end], values_BKSD[:, :, :end]
+    def keep(self, name: str, chunk: Tensor) -> Tensor:
+        """Add a chunk [..., C, D or H] of a tensor; return it up to the chunk's end, [..., T, D or H]."""
+        if name not in self.kept:
+            self.kept[name] = chunk.new_empty((*chunk.shape[:-2], self.length, chunk.shape[-1]))
+        end = self.start + chunk.shape[-2]
+        self.kept[name][..., self.start : end, :] = chunk
+        return self.kept[name][..., :end, :]
 
-    def take_input(self, layer: int, hidden_BCH: Tensor) -> None:
-        if layer not in self.hidden:
-            batch, _, width = hidden_BCH.shape
-            self.hidden[layer] = hidden_BCH.new_empty((batch, self.length, width))
-        self.hidden[layer][:, self.start : self.start + hidden_BCH.shape[1]] = hidden_BCH
+    def take_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """torch's hook before a forward: the module's input is what has this name."""
+        self.keep(name, inputs[0])
 
     def state(self, name: str) -> Tensor:
-        """One of the tensors of a layer that were asked for, over all S tokens."""
-        layer = layer_of(name)
-        if name.startswith(HIDDEN):
-            return self.hidden[layer]
-        x_BKSD = self.kept[layer][0 if name.startswith(KEYS) else 1]
-        return x_BKSD if self.parts is None else all_heads_at(x_BKSD, self.parts, self.owner)
+        """One of the tensors that were asked for, over all S tokens."""
+        split = self.parts is not None and name.startswith((KEYS, VALUES))
+        return all_heads_at(self.kept[name], self.parts, self.owner) if split else self.kept[name]
 
 
-def states_attention(
-    module: nn.Module,
-    q_BNCD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    attention_mask: Tensor | None,
-    states: _Pass | None = None,
-    **arguments: Any,
-) -> tuple[Tensor, None]:
+def states_attention(module: nn.Module, *given: Any, states: _Pass | None = None, **arguments: Any) -> tuple[Tensor, None]:
     """transformers' attention hook: target_attention, which also hands keys and values to `states`."""
+    q_BNCD, k_BKCD, v_BKCD, mask = given
     if states is None:
-        return target_attention(module, q_BNCD, k_BKTD, v_BKTD, attention_mask, **arguments)
-    assert attention_mask is None, "documents replace padding masks"
-    return states.attend(module, q_BNCD, k_BKTD, v_BKTD, **arguments), None
+        return target_attention(module, q_BNCD, k_BKCD, v_BKCD, mask, **arguments)
+    assert mask is None, "documents replace padding masks"
+    return states.attend(module, q_BNCD, k_BKCD, v_BKCD, **arguments), None
 
 
 def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
@@ -123,59 +100,45 @@ class _KeysAndValuesOnly(nn.Module):
         return hidden_BCH
 
 
-@dataclass(frozen=True)
-class Depth:
-    """How far a forward of the target must run: the layers that run whole, and whether the next one's keys are made."""
-
-    whole_layers: int
-    then_keys: bool
-
-    @classmethod
-    def of(cls, names: Sequence[str], layers: int) -> "Depth":
-        """Return the least that yields these tensors of a target of so many layers."""
-        if FINAL in names:
-            return cls(layers, then_keys=False)
-        keys = layers_of(names, KEYS) | layers_of(names, VALUES)
-        deepest = max(keys | layers_of(names, HIDDEN), default=0)
-        return cls(deepest, then_keys=deepest in keys)
+def depth_of(names: Sequence[str], layers: int) -> tuple[int, bool]:
+    """Return how many of a target's layers run whole for these tensors, and whether the next one's keys and values are made."""
+    if FINAL in names:
+        return layers, False
+    keys = layers_of(names, KEYS, VALUES)
+    deepest = max(keys | layers_of(names, HIDDEN), default=0)
+    return deepest, deepest in keys
 
 
 @contextmanager
-def _only(model: Any, depth: Depth) -> Iterator[None]:
-    """Within the block the model ends where `depth` says, with its final norm."""
-    whole = model.layers
-    if depth.whole_layers == len(whole):
-        yield
-        return
-    last = [_KeysAndValuesOnly(whole[depth.whole_layers])] if depth.then_keys else []
-    model.layers = nn.ModuleList([*whole[: depth.whole_layers], *last])
-    try:
-        yield
-    finally:
-        model.layers = whole
-
-
-@contextmanager
-def _inputs_kept(model: Any, states: _Pass) -> Iterator[None]:
-    """Within the block the inputs of the layers that are asked for go to `states`."""
-    end = len(model.layers)
-    with ExitStack() as hooks:
+def _only(model: Any, states: _Pass, whole_layers: int) -> Iterator[None]:
+    """Within the block the model ends, with its final norm, where all is made that is asked for; inputs of layers are kept."""
+    layers = model.layers
+    last = [] if states.cut is None else [_KeysAndValuesOnly(layers[states.cut])]
+    model.layers = nn.ModuleList([*layers[:whole_layers], *last])
+    with ExitStack() as within:
+        within.callback(setattr, model, "layers", layers)
         for layer in layers_of(states.names, HIDDEN):
-            module = model.layers[layer] if layer < end else model.norm  # the forward ends before that layer
-
-            def take(_: nn.Module, inputs: tuple[Tensor, ...], layer: int = layer) -> None:
-                states.take_input(layer, inputs[0])
-
-            hooks.enter_context(module.register_forward_pre_hook(take))
+            module = model.layers[layer] if layer < len(model.layers) else model.norm  # the forward ends before that layer
+            hook = partial(states.take_input, f"{HIDDEN}{layer}")
+            within.enter_context(module.register_forward_pre_hook(hook))
         yield
 
 
-class FrozenTarget(nn.Module):
-    """A target with its embeddings, rotations, final norm and head. Their weights are whole within `gather` of a subclass."""
+class TargetStates(nn.Module):
+    """The frozen target as its draft sees it. One module, so that an engine can partition it over the ranks as a whole.
 
-    def __init__(self, target: Any) -> None:
+    target: transformers' causal language model, loaded with STATES_ATTENTION; attention: the backend.
+    chunk: tokens of one forward, None for whole rows. Chunks hold less of one layer at once, and the keys and values of
+    all layers instead: they save memory where a token's widest activation is larger than its cache.
+    gather: a context in which the given parameters are whole, of a target whose parameters are partitioned over the ranks.
+    """
+
+    gather: Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
+
+    def __init__(self, target: Any, chunk: int | None = None, attention: str = AUTO, gather: Any = None) -> None:
         super().__init__()
-        self.target = target
+        self.target, self.config, self.chunk, self.attention = target, target.config, chunk, attention
+        self.partitioned, self.gather = gather is not None, gather or (lambda _: nullcontext())
         self._whole_heads: list[nn.Parameter] = []  # out of reach of what moves and counts a module's parameters
 
     @property
@@ -188,37 +151,11 @@ class FrozenTarget(nn.Module):
             self._whole_heads.append(nn.Parameter(whole(weight), requires_grad=False))
         return self._whole_heads[0]
 
-    @property
-    def final_norm_weight(self) -> nn.Parameter:
-        """The weight [H] of the norm before the head."""
-        return self.target.model.norm.weight
-
     def inputs(self, input_ids_BS: Tensor, position_ids_BS: Tensor) -> dict[str, Tensor]:
         """Embeddings [B, S, H], and rotations [B, S, R], of the tokens at these positions."""
         embedded_BSH = self.target.model.embed_tokens(input_ids_BS)
         cos_BSR, sin_BSR = rotations(self.target.model, embedded_BSH, position_ids_BS)
         return {EMBEDDED: embedded_BSH, COS: cos_BSR, SIN: sin_BSR}
-
-
-class TargetStates(FrozenTarget):
-    """The frozen target as its draft sees it. One module, so that an engine can partition it over the ranks as a whole.
-
-    target: transformers' causal language model, loaded with STATES_ATTENTION; attention: the backend.
-    chunk: tokens of one forward, None for whole rows. Chunks hold less of one layer at once, and the keys and values of
-    all layers instead: they save memory where a token's widest activation is larger than its cache.
-    gather: of a target whose parameters are partitioned over the ranks, a context in which the given ones are whole.
-    """
-
-    def __init__(self, target: Any, chunk: int | None = None, attention: str = AUTO, gather: Gather | None = None) -> None:
-        super().__init__(target)
-        self.chunk, self.attention = chunk, attention
-        self.partitioned = gather is not None
-        self.gather: Gather = gather or (lambda _: nullcontext())
-
-    @property
-    def config(self) -> Any:
-        """The target's configuration."""
-        return self.target.config
 
     def follow(self, device: torch.device) -> None:
         """Move the target to its draft's device, unless it is in parts, which lie where they belong."""
@@ -246,7 +183,7 @@ class TargetStates(FrozenTarget):
         """
         group, own = group_of(self.target), {}
         if group is None:
-            return self._states_of(input_ids_BS, position_ids_BS, document_ids_BS, names)
+            return self._states_of(input_ids_BS, position_ids_BS, document_ids_BS, names, owner=0)
         for rank, rows in enumerate(rows_of_ranks(input_ids_BS, position_ids_BS, document_ids_BS, group)):
             found = self._states_of(*rows, names, rank)
             if rank == group.rank():
@@ -254,22 +191,16 @@ class TargetStates(FrozenTarget):
         return own
 
     def _states_of(
-        self,
-        input_ids_BS: Tensor,
-        position_ids_BS: Tensor,
-        document_ids_BS: Tensor | None,
-        names: Sequence[str],
-        owner: int = 0,
+        self, input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, names: Sequence[str], owner: int
     ) -> dict[str, Tensor]:
         """One pass of the target; of one that is split over ranks, the rank `owner` alone gets all heads."""
         model, length = self.target.model, input_ids_BS.shape[1]
         found = self.inputs(input_ids_BS, position_ids_BS)
-        depth = Depth.of(names, self.config.num_hidden_layers)
-        cut = depth.whole_layers if depth.then_keys else None
+        whole_layers, then_keys = depth_of(names, self.config.num_hidden_layers)
+        cut = whole_layers if then_keys else None
         parts = group_of(self.target) if splits_heads(self.target) else None
         states = _Pass(names, length, cut, Visibility(document_ids_BT=document_ids_BS), parts, owner)
-        chunks = []
-        with _only(model, depth), _inputs_kept(model, states):
+        with _only(model, states, whole_layers):
             for start in range(0, length, self.chunk or length):
                 states.start, part = start, slice(start, start + (self.chunk or length))
                 last = model(
@@ -280,7 +211,5 @@ class TargetStates(FrozenTarget):
                     use_cache=False,
                 ).last_hidden_state
                 if FINAL in names:
-                    chunks.append(last)
-        if chunks:
-            found[FINAL] = torch.cat(chunks, dim=1) if len(chunks) > 1 else chunks[0]
-        return found | {name: states.state(name) for name in names if name != FINAL}
+                    states.keep(FINAL, last)
+        return found | {name: states.state(name) for name in names}

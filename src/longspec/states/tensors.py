@@ -22,14 +22,12 @@ is rotated, V draft vocabulary, k likeliest tokens.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from torch import Tensor
 
 from longspec.models.target import head_width
-from longspec.models.teachers import SparseTeacher, draft_numbers
+from longspec.models.teachers import DenseTeacher, SparseTeacher, Teacher, draft_numbers
 
 EMBEDDED, COS, SIN, FINAL = "embedded", "cos", "sin", "final"
 KEYS, VALUES, HIDDEN = "keys.", "values.", "hidden."
@@ -38,38 +36,10 @@ BEST_TOKEN, NEXT_LOG_PROB = "best_token", "next_log_prob"
 TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 
 
-@dataclass(frozen=True)
-class StateTensor:
-    """One tensor that a method reads: its name and the shape of one token's part, in the target's dtype."""
-
-    name: str
-    token_shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        """Elements of one token."""
-        return prod(self.token_shape)
-
-
-def keys_and_values(config: Any, layer: int) -> tuple[StateTensor, StateTensor]:
-    """The self attention's keys and values of one layer of the target whose configuration this is."""
-    shape = (config.num_key_value_heads, head_width(config))
-    return StateTensor(f"{KEYS}{layer}", shape), StateTensor(f"{VALUES}{layer}", shape)
-
-
-def hidden_states(config: Any, layer: int) -> StateTensor:
-    """The input of one layer."""
-    return StateTensor(f"{HIDDEN}{layer}", (config.hidden_size,))
-
-
-def final_hidden_states(config: Any) -> StateTensor:
-    """The hidden states that the target's head reads."""
-    return StateTensor(FINAL, (config.hidden_size,))
-
-
-def layers_of(names: Iterable[str], kind: str) -> set[int]:
-    """The layers of which tensors of a kind are among the names, such as {2, 16} of hidden.2 and hidden.16."""
-    return {int(name.removeprefix(kind)) for name in names if name.startswith(kind)}
+def token_shape(config: Any, name: str) -> tuple[int, ...]:
+    """Return the shape of one token's part of a target's tensor that a method reads, by the target's configuration."""
+    in_heads = name.startswith((KEYS, VALUES))
+    return (config.num_key_value_heads, head_width(config)) if in_heads else (config.hidden_size,)
 
 
 def layer_of(name: str) -> int:
@@ -77,25 +47,30 @@ def layer_of(name: str) -> int:
     return int(name.partition(".")[2])
 
 
-def sparse_teacher(
+def layers_of(names: Iterable[str], *kinds: str) -> set[int]:
+    """The layers of which tensors of these kinds are among the names, such as {2, 16} of hidden.2 and hidden.16."""
+    return {layer_of(name) for name in names if name.startswith(kinds)}
+
+
+def teacher_of(
     found: dict[str, Tensor],
     labelled: Callable[[Tensor], Tensor],
+    weight_TH: Tensor,
+    labels_N: Tensor,
     ids_V: Tensor | None,
     *,
     with_loss: bool,
     temperature: float = 1.0,
-) -> SparseTeacher | None:
-    """The teacher of stored likeliest tokens; None where the final hidden states were handed out.
+) -> Teacher | None:
+    """Return the target's side of a loss, of its final hidden states or of its likeliest tokens; None where neither was read.
 
-    labelled: takes [B, S, ...] to [N, ...]; ids_V: the draft vocabulary that they were made for, None = all tokens; with_loss:
-    the target's own loss is wanted.
+    labelled: takes [B, S, ...] to [N, ...]; weight_TH: the target's head; ids_V: the draft vocabulary, None = all tokens;
+    with_loss: the target's own loss is wanted.
     """
-    if TOP_TOKENS not in found:
+    kept = {name: labelled(found[name]) for name in (FINAL, *TOP) if name in found}
+    if TOP_TOKENS in kept:
+        tokens_Nk, best_N = draft_numbers(kept[TOP_TOKENS], ids_V), draft_numbers(kept[BEST_TOKEN], ids_V)
+        return SparseTeacher(tokens_Nk, kept[TOP_LOG_PROBS], best_N, kept[NEXT_LOG_PROB] if with_loss else None, temperature)
+    if FINAL not in kept:
         return None
-    return SparseTeacher(
-        draft_numbers(labelled(found[TOP_TOKENS]), ids_V),
-        labelled(found[TOP_LOG_PROBS]),
-        draft_numbers(labelled(found[BEST_TOKEN]), ids_V),
-        labelled(found[NEXT_LOG_PROB]) if with_loss else None,
-        temperature,
-    )
+    return DenseTeacher(kept[FINAL], weight_TH, labels_N, ids_V, with_loss, kept.get(BEST_TOKEN), temperature)

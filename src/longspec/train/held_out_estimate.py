@@ -64,12 +64,12 @@ class HeldOut:
         """Sums of one row; zeros behind the last one."""
         place = min(number, len(self.rows) - 1)
         row = self.rows[place]
-        input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device)
-        is_label_1S = torch.from_numpy(row.loss_mask_S)[None].to(engine.device)
+        input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device).long()
+        is_label_1S = torch.from_numpy(row.loss_mask_S > 0)[None].to(engine.device)
         if number >= len(self.rows):
             is_label_1S = torch.zeros_like(is_label_1S)
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
-        numbers_1 = torch.tensor([~place])  # as StoredStates numbers held-out rows
+        numbers_1 = torch.tensor([~place])  # as StoredStates numbers held-out rows: -1, -2, ...
         output = engine(input_ids=input_ids_1S, labels=labels_1S, row_numbers=numbers_1, **self.arguments)
         count = is_label_1S.sum()
         return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count

@@ -10,27 +10,22 @@ import torch
 from longspec.atomic_files import read_json, sha256_file
 from longspec.config import OFFLINE, plain
 from longspec.config.schema import mix_of, mix_told, shares_of
-from longspec.data.pack.arrow_shards import PackedRows
-from longspec.data.pack.held_out_rows import HeldOutRow
+from longspec.data.pack.arrow_shards import PackedRows, Row
 from longspec.data.schedule import TrainedRows, open_alike
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
-from longspec.models.attention.backends import choose
-from longspec.models.target import head_width
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import RowSource, checked_config, declare, hash_of, target_hash
-from longspec.states.load import load_states
-from longspec.states.stored_states import StoredRows, StoredStates
+from longspec.states.load import Place, find_rows, load_states
 from longspec.train.arguments import Job
 
 
 @dataclass(frozen=True)
 class StoredInputs:
-    """The stored states that a job reads: of its rows as TrainedRows numbers them, and of its held-out ones."""
+    """The stored states that a job reads: of its rows and of its held-out ones, as StoredStates numbers them."""
 
-    rows: StoredRows
-    held_out: StoredRows
+    rows: list[Place]
     declared: list[dict[str, Any]]  # of each data set and then of each replayed stage
 
 
@@ -75,7 +70,7 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
 
 
 def open_stored(
-    job: Job, rows: TrainedRows, held_out: list[list[HeldOutRow]], dtype: torch.dtype, vocabulary: DraftVocabulary | None
+    job: Job, rows: TrainedRows, held_out: list[list[Row]], dtype: torch.dtype, vocabulary: DraftVocabulary | None
 ) -> StoredInputs | None:
     """Open the stored states that the job trains on, and those of its held-out rows; None where it trains online.
 
@@ -94,7 +89,7 @@ def open_stored(
 
     trained = declared(map(RowSource, [*rows.own, *rows.replayed.values()]))
     measured = declared(map(RowSource, rows.own, held_out)) if held_out else []
-    return StoredInputs(StoredRows.of(trained, job.states), StoredRows.of(measured, job.states), trained)
+    return StoredInputs(find_rows(trained, job.states) + find_rows(measured, job.states)[::-1], trained)
 
 
 def build_trainer(
@@ -113,12 +108,7 @@ def build_trainer(
     and for an attention backend that cannot train here.
     """
     config = checked_config(target_path, recipe)
-    states: Any
-    if stored is None:
-        states = load_states(target_path, config, runtime, device, dtype)
-    else:
-        attention = choose(runtime.attention, device, dtype, head_width(config))
-        states = StoredStates(target_path, config, dtype, attention, stored.rows, stored.held_out)
+    states = load_states(target_path, config, runtime, device, dtype, None if stored is None else stored.rows)
     method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     return method.trainer(states, settings, init_weights).to(device)

@@ -21,7 +21,7 @@ from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide, class_for
 from longspec.models.attention.visibility import Visibility
-from longspec.states.forward import STATES_ATTENTION, Depth, TargetStates
+from longspec.states.forward import STATES_ATTENTION, TargetStates, depth_of
 from longspec.train.estimate import flops
 from tests.corpus import Corpus
 from tests.eager import EAGER
@@ -91,10 +91,10 @@ def test_the_targets_forward_is_counted_as_deep_as_it_runs(name: str, names: lis
     """Exactly, with the pairs that eager attention computes."""
     config = CONFIGS[name]
     glide = glide_of(config, Draft(anchors="off", lag_mode="fixed"))
-    depth = Depth.of(names, SHAPES["num_hidden_layers"])
+    depth = depth_of(names, SHAPES["num_hidden_layers"])
     with FlopCounterMode(display=False) as counter:
         glide.states(torch.randint(97, (B, S)), torch.arange(S).expand(B, S), None, names)
-    assert counter.get_total_flops() == flops.target_operations(config, B * S, depth.whole_layers * B * S * S, depth)
+    assert counter.get_total_flops() == flops.target_operations(config, B * S, depth[0] * B * S * S, *depth)
 
 
 @pytest.mark.usefixtures("every_pair")

@@ -116,7 +116,7 @@ def test_activations_are_within_a_fifth(name: str, dtype: torch.dtype) -> None:
     ids = torch.arange(tokens)[None] % config.vocab_size
     weights = [*glide.target.parameters(), *glide.draft_model.parameters()]
     with LiveBytes(weights) as target:
-        glide.states(ids, torch.arange(tokens)[None], None, [tensor.name for tensor in setup.reads])
+        glide.states(ids, torch.arange(tokens)[None], None, setup.reads)
     with LiveBytes(weights) as whole:
         loss = glide(ids, ids, lag="blocks" if draft.get("lag_mode") == "blocks" else 2).loss
         forward, whole.peak = whole.peak, 0

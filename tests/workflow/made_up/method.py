@@ -15,7 +15,7 @@ from longspec.methods.contract import DraftMemory, DraftOutput, DraftTrainer, Me
 from longspec.methods.draft_files import stored_settings
 from longspec.models.losses import NO_LABEL, linear_cross_entropy, loss_bytes
 from longspec.models.teachers import DenseTeacher
-from longspec.states.tensors import FINAL, StateTensor, final_hidden_states
+from longspec.states.tensors import FINAL
 
 
 class MadeUpLayer(nn.Module):
@@ -76,9 +76,9 @@ class MadeUpMethod(Method):
 
     name = "made_up"
 
-    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
         """The final hidden states."""
-        return (final_hidden_states(config),)
+        return (FINAL,)
 
     def learnt(self, settings: Any) -> None:
         """The final hidden states are the draft's input too."""

@@ -1,29 +1,19 @@
 """Held-out text of the dataset that rows were packed from, laid out as they are."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from longspec import jsonl
 from longspec.atomic_files import checked_file, read_json, sha256_file
 from longspec.config import COLLATIONS
 from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.chat.special_tokens import LayoutError
-from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.pack.arrow_shards import PackedRows, Row
 
 
-@dataclass(frozen=True)
-class HeldOutRow:
-    """The beginning of one held-out record, filled up to a row's length; S: tokens."""
-
-    input_ids_S: NDArray[np.int64]
-    loss_mask_S: NDArray[np.bool_]  # true: this token is a label, as in the packed rows
-
-
-def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
+def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
     """Lay out `count` rows, fewer where there are fewer records, from records spread evenly over the held-out ones.
 
     Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
@@ -48,15 +38,18 @@ def held_out_rows(packed: PackedRows, count: int) -> list[HeldOutRow]:
     return rows
 
 
-def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> HeldOutRow | None:
-    """A record's row; None when the chat template refuses it, as in training, or it has no label in a row's length."""
+def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> Row | None:
+    """The beginning of a record, filled up to a row's length; None when the chat template refuses it, as in training, or it has
+    no label in there.
+    """
     try:
         made = encoder.documents(record)[-1]
     except LayoutError:
         return None
     length = min(packed.sequence_length, len(made.ids))
-    input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int64)
-    loss_mask_S = np.zeros(packed.sequence_length, dtype=bool)
+    input_ids_S = np.full(packed.sequence_length, packed.manifest["eos"], dtype=np.int32)
+    loss_mask_S = np.zeros(packed.sequence_length, dtype=np.uint8)
     input_ids_S[:length] = made.ids[:length]
     loss_mask_S[1:length] = made.answer_mask[1:length] if COLLATIONS[packed.manifest["collation"]] else True
-    return HeldOutRow(input_ids_S, loss_mask_S) if loss_mask_S.any() else None
+    positions_S = np.arange(packed.sequence_length, dtype=np.int32)
+    return Row(input_ids_S, loss_mask_S, np.zeros_like(positions_S), positions_S, []) if loss_mask_S.any() else None

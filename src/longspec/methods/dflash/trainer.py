@@ -25,7 +25,7 @@ from longspec.models.losses import NO_LABEL
 from longspec.models.target import whole
 from longspec.models.teachers import draft_numbers
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
+from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN
 
 SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled for each
 
@@ -93,11 +93,11 @@ class DFlashTrainer(OwnLayersTrainer):
     mask_H: Tensor
 
     @staticmethod
-    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[str, ...]:
         """Inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
         layers = settings.stored_layers or settings.read_of(config.num_hidden_layers)
-        final = [final_hidden_states(config)] if settings.loss != HARD or with_llm_loss else []
-        return (*(hidden_states(config, layer) for layer in layers), *final)
+        final = [FINAL] if settings.loss != HARD or with_llm_loss else []
+        return (*(f"{HIDDEN}{layer}" for layer in layers), *final)
 
     def __init__(self, states: TargetStates, draft_model: DFlashLayer, settings: Settings) -> None:
         super().__init__(states, draft_model, settings)

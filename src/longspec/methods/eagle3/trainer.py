@@ -19,7 +19,7 @@ from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import Visibility, document_starts
 from longspec.models.chain_losses import ChainSums, chain_cross_entropy
 from longspec.models.losses import NO_LABEL
-from longspec.states.tensors import EMBEDDED, StateTensor, final_hidden_states, hidden_states
+from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,9 @@ class Eagle3Trainer(OwnLayersTrainer):
     draft_model: Eagle3Layer
 
     @staticmethod
-    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[str, ...]:
         """The inputs of the three auxiliary layers, and the final hidden states, which the labels are made of in any case."""
-        layers = settings.read_of(config.num_hidden_layers)
-        return (*(hidden_states(config, layer) for layer in layers), final_hidden_states(config))
+        return (*(f"{HIDDEN}{layer}" for layer in settings.read_of(config.num_hidden_layers)), FINAL)
 
     def measure(
         self,

@@ -107,8 +107,9 @@ def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
     if settings.start != RANDOM:
         copy_target(layer, states, settings.start)
     if settings.final_norm:
-        with states.gather([states.final_norm_weight]):
-            layer.final_layernorm.load_state_dict({"weight": states.final_norm_weight})
+        norm = states.target.model.norm
+        with states.gather([norm.weight]):
+            layer.final_layernorm.load_state_dict({"weight": norm.weight})
     return layer
 
 

@@ -28,20 +28,20 @@ from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, linear_cross_entropy
 from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
-from longspec.models.teachers import DenseTeacher, Teacher
 from longspec.models.weight_files import fill, read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import COS, EMBEDDED, FINAL, SIN, StateTensor, final_hidden_states, keys_and_values, sparse_teacher
+from longspec.states.tensors import COS, EMBEDDED, FINAL, KEYS, SIN, VALUES, teacher_of
 
 # The variant of published weights, which carry no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
 RECIPE_MODEL = {field.name for field in fields(Model)}
 
 
-def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[StateTensor, ...]:
+def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[str, ...]:
     """The target's last-layer keys and values; its final hidden states for soft labels and for the target's own loss."""
-    cached = keys_and_values(config, config.num_hidden_layers - 1)
-    return cached if settings.loss == "hard" and not with_llm_loss else (*cached, final_hidden_states(config))
+    last = config.num_hidden_layers - 1
+    cached = (f"{KEYS}{last}", f"{VALUES}{last}")
+    return cached if settings.loss == "hard" and not with_llm_loss else (*cached, FINAL)
 
 
 def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
@@ -157,7 +157,7 @@ class Glide(DraftTrainer):
         """
         lags = [_lag_per_row(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
         position_ids = positions_of(input_ids, position_ids)
-        wanted = [tensor.name for tensor in reads(self.config, self.draft_settings, with_llm_loss=with_llm_loss)]
+        wanted = reads(self.config, self.draft_settings, with_llm_loss=with_llm_loss)
         found = self.states(input_ids, position_ids, document_ids, wanted, row_numbers)
         rope, cached = (found[COS], found[SIN]), (found[wanted[0]], found[wanted[1]])
         next_labels = labels[:, 1:]
@@ -203,9 +203,7 @@ class Glide(DraftTrainer):
         learnt: dict[str, Any] = {"with_loss": with_llm_loss, "temperature": self.draft_settings.temperature}
         head_weight = self.states.head_weight
         with self.states.gather([head_weight]):
-            teacher: Teacher | None = sparse_teacher(found, labelled, None, **learnt)
-            if teacher is None and FINAL in found:
-                teacher = DenseTeacher(labelled(found[FINAL]), head_weight, labels_N, None, **learnt)
+            teacher = teacher_of(found, labelled, head_weight, labels_N, None, **learnt)
             sums = linear_cross_entropy(labelled(hidden_BSH), teacher, head_weight, labels_N, self.draft_settings.loss)
         return DraftOutput(
             loss=sums.draft / (count if num_labels is None else num_labels),

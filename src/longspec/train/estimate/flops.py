@@ -18,7 +18,7 @@ from longspec.data.schedule import TrainedRows
 from longspec.methods.contract import Method
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width
-from longspec.states.forward import Depth
+from longspec.states.forward import depth_of
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
 # a name comes before those that it contains: "H100 PCIe" before "H100".
@@ -71,16 +71,16 @@ def layer_products(config: Any, layer: int) -> int:
     return int(hidden * count + 3 * hidden * width * chosen)
 
 
-def target_operations(config: Any, tokens: int, pairs: float, depth: Depth) -> float:
-    """Count the target's forward without its head, as deep as its draft needs it. pairs: over the layers that run whole.
+def target_operations(config: Any, tokens: int, pairs: float, whole_layers: int, then_keys: bool) -> float:
+    """Count the target's forward without its head, as deep as its draft needs it (depth_of). pairs: over whole layers.
 
     Of a layer that ends with its keys and values all four projections are made.
     """
     width = head_width(config)
     heads = config.num_attention_heads * width
     projections = 2 * config.hidden_size * (heads + config.num_key_value_heads * width)
-    products = (depth.whole_layers + depth.then_keys) * projections
-    products += sum(layer_products(config, layer) for layer in range(depth.whole_layers))
+    products = (whole_layers + then_keys) * projections
+    products += sum(layer_products(config, layer) for layer in range(whole_layers))
     return 2.0 * tokens * products + 4.0 * heads * pairs  # queries by keys, weights by values
 
 
@@ -102,12 +102,12 @@ def operations(
     """
     top_k = None if states is None else states.top_k
     reads = method.reads(config, settings, with_llm_loss=with_llm_loss)
-    depth = Depth.of([tensor.name for tensor in reads], config.num_hidden_layers)
+    depth = depth_of(reads, config.num_hidden_layers)
     layer, head = method.operations(config, settings, tokens, documents, labels, with_llm_loss=with_llm_loss, top_k=top_k)
     if states is not None and states.source == OFFLINE:
         return Operations(0.0, layer, head)
-    pairs = target_pairs(documents, config, depth.whole_layers)
-    return Operations(target_operations(config, tokens, pairs, depth), layer, head)
+    pairs = target_pairs(documents, config, depth[0])
+    return Operations(target_operations(config, tokens, pairs, *depth), layer, head)
 
 
 def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int]) -> list[int]:

@@ -7,6 +7,7 @@ an element of the training dtype.
 
 import os
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from longspec.models.target import head_width, heads_of_rank, without_layers
 from longspec.models.teachers import TOP_BYTES
 from longspec.states.declaration import Tensors, bytes_a_token, stored_tensors
 from longspec.states.load import check_ranks
-from longspec.states.tensors import FINAL, KEYS, VALUES, StateTensor
+from longspec.states.tensors import FINAL, KEYS, VALUES, token_shape
 from longspec.train.estimate.flops import experts_of
 
 GIB = 2**30
@@ -44,7 +45,7 @@ class Setup:
     config: Any  # the target's
     method: Method
     settings: Any  # of the method
-    reads: tuple[StateTensor, ...]  # of the target
+    reads: tuple[str, ...]  # of the target
     sequence_length: int
     micro_batch: int
     world_size: int
@@ -65,11 +66,15 @@ class Setup:
         """Tokens of one forward."""
         return self.micro_batch * self.sequence_length
 
+    def elements(self, *names: str) -> int:
+        """Elements of one token in those of these tensors that the method reads."""
+        return sum(prod(token_shape(self.config, name)) for name in self.reads if name in names)
+
     @property
     def kept_of_target(self) -> int:
         """Bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
-        reads = [tensor.elements for tensor in self.reads if self.top_k is None or tensor.name != FINAL]
-        elements = self.config.hidden_size + 4 * head_width(self.config) + sum(reads)
+        reads = [name for name in self.reads if self.top_k is None or name != FINAL]
+        elements = self.config.hidden_size + 4 * head_width(self.config) + self.elements(*reads)
         return (elements * self.dtype.itemsize + TOP_BYTES * (self.top_k or 0)) * self.tokens
 
 
@@ -121,7 +126,7 @@ def setup_of(
         target_bytes=parameter_bytes(target),
         largest_gather=max(map(parameter_bytes, whole_at_once)),
         draft_parameters=sum(parameter.numel() for parameter in layer.parameters()),
-        stored=stored_tensors(reads, states.dtype, states.top_k) if offline else None,
+        stored=stored_tensors(config, reads, states.dtype, states.top_k) if offline else None,
         top_k=states.top_k,
     )
 
@@ -185,8 +190,7 @@ def target_items(setup: Setup) -> list[Item]:
     key_values = (heads_of_rank(config, parts) or config.num_key_value_heads) * width
     heads = groups * key_values
     at_once = min(setup.target_chunk or setup.sequence_length, setup.sequence_length) * setup.micro_batch
-    late_names = (FINAL, f"{KEYS}{layers - 1}", f"{VALUES}{layers - 1}")
-    late = sum(tensor.elements for tensor in setup.reads if tensor.name in late_names)
+    late = setup.elements(FINAL, f"{KEYS}{layers - 1}", f"{VALUES}{layers - 1}")
     feed_forward = max(widest_elements(config, layer) for layer in range(layers))
     widest = max(4 * hidden + feed_forward // parts, 3 * hidden + 5 * heads + 2 * key_values - late)
     items = [

@@ -14,7 +14,7 @@ from longspec.train.stage_folder import non_retryable_reason
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 TRIES = 2  # after the first, of a job that begins anew
 # Jobs that go on where they were.
-RESUMED = {"answer", "ask", "build_states", "held_out_states", "evaluate"}
+RESUMED = {"answer", "ask", "build_states", "evaluate"}
 TRIES_OF_RESUMED = 10
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
 PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
