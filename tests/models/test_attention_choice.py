@@ -114,5 +114,5 @@ def test_a_backend_that_cannot_train_here_is_refused(
 @pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])
 def test_the_stand_in_aligns_as_flash_attn_documents(queries: int, keys: int, shown: str) -> None:
     """The two pictures of its documentation."""
-    seen = flash_stand_in._seen(queries, keys, True, (-1, -1))
+    seen = flash_stand_in._seen(queries, keys, -1)
     assert ["".join("01"[sees] for sees in row) for row in seen.int().tolist()] == shown.split()

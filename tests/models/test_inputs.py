@@ -34,14 +34,6 @@ def test_a_wrong_lag_dies_by_name(glide: Qwen2Glide, arguments: dict[str, Any], 
         glide(**{"input_ids": IDS, "labels": IDS} | arguments)
 
 
-def test_a_row_without_labels_or_of_one_token_costs_nothing(glide: Qwen2Glide) -> None:
-    for ids in (IDS, IDS[:, :1]):
-        output = glide(ids, torch.full_like(ids, -100))
-        output.loss.backward()
-        assert output.loss == 0
-        assert output.llm_loss == 0
-
-
 def test_a_class_refuses_another_family(tmp_path: Any) -> None:
     path = save_target("qwen3", tmp_path)
     for family in (LlamaGlide, Qwen2Glide):

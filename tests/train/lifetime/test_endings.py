@@ -15,55 +15,39 @@ from transformers import AutoModelForCausalLM
 from longspec.atomic_files import write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import Corpus
-from tests.jobs import Job, MakeJob, finish
+from tests.jobs import MakeJob, finish
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
-# Eight micro batches in a step: a request mostly comes in the middle of one.
-LONG_STEPS = ["recipe.global_batch=8", "recipe.steps=20"]
 
 
-def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) -> str:
-    process.send_signal(number)
-    text, code = finish(process)
-    assert code != 0, text
-    return text
+def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob) -> None:
+    """A stage in slices: gradients that the stopped steps had accumulated must not leak into the steps after the restart.
 
-
-def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> None:
-    """Gradients that the stopped steps had accumulated must not leak into the steps after the restart."""
-    whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
-    whole.run()
-    stops = []
-    for step in (2, 6):
-        process = stopped.start()
-        stopped.wait_for(step, process)
-        time.sleep(0.004 * step)
-        signalled(stopped, process, signal.SIGTERM)
-        found = stopped.status()
-        assert (found["state"], found["reason"]) == ("stopped", "signal SIGTERM")
-        assert found["steps"] == 20
-        stops.append(found["step"])
-    assert f"starting at step {stops[-1]}" in stopped.run()
-    assert_same(whole, stopped)
-
-
-def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None:
-    """A stage longer than its job's time goes on in slices, each over before its time."""
+    Signals come in the middle of a step; the deadline is kept by the trainer's own clock.
+    """
     margin = 15
-    options = ["recipe.steps=60", f"runtime.stop_margin_seconds={margin}"]
+    options = ["recipe.global_batch=8", "recipe.steps=24", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(4 * 20), str(margin + 0.3)]
-    slices = []
-    while not (sliced.out / "checkpoint.json").exists():
-        assert len(slices) < 5
-        text, code = finish(sliced.start())
-        told = re.findall(r"^deadline (\S+)$", text, re.MULTILINE)  # none when the rest was shorter than a slice
-        assert all(time.time() < float(deadline) for deadline in told), text
-        slices.append(sliced.status()["step"])
-        assert code == 0 or (told and sliced.status()["reason"] == "deadline"), text
-    assert len(slices) > 1
+    for step in (2, 6):
+        process = sliced.start()
+        sliced.wait_for(step, process)
+        time.sleep(0.004 * step)
+        process.send_signal(signal.SIGTERM)
+        text, code = finish(process)
+        assert code != 0, text
+        found = sliced.status()
+        assert (found["state"], found["reason"], found["steps"]) == ("stopped", "signal SIGTERM", 24)
+    plain, before = sliced.launcher, found["step"]
+    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(3 * 8), str(margin + 0.1)]
+    text, code = finish(sliced.start())
+    assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
+    found = sliced.status()
+    assert (code != 0, found["state"], found["reason"]) == (True, "stopped", "deadline"), text
+    sliced.launcher = plain
+    assert before < found["step"] < 24
+    assert f"starting at step {found['step']}" in sliced.run()
     assert_same(whole, sliced)
 
 

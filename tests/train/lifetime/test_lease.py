@@ -227,7 +227,7 @@ def take_over(job: Job) -> Lease:
 
 def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob) -> None:
     """Right before it commits a checkpoint. Another one has taken its folder over, and is not disturbed by it."""
-    frozen, whole = make_job("frozen"), make_job("whole")
+    frozen, whole = (make_job(name, ["recipe.steps=8"]) for name in ("frozen", "whole"))
     frozen.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "frozen"]
     process = frozen.start()
     frozen.wait_until(lambda: is_frozen(process), process)
