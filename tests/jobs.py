@@ -147,13 +147,9 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
     """All that a job printed, and its exit code."""
     try:
         text, _ = process.communicate(timeout=300)
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as late:
         kill_all(process)
-        try:
-            text, _ = process.communicate(timeout=10)
-        except subprocess.TimeoutExpired as left:  # a process that is no one's child any more holds the pipe
-            text = (left.output or b"").decode(errors="replace")
-        raise AssertionError(f"it did not end:\n{text[-6000:]}") from None
+        raise AssertionError(f"it did not end:\n{(late.output or b'').decode(errors='replace')[-6000:]}") from None
     return text, process.returncode
 
 

@@ -92,12 +92,7 @@ def test_another_flash_attn_is_refused_with_its_version(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("wanted", "device", "dtype", "message"),
     [
-        (
-            "flash",
-            CUDA,
-            torch.bfloat16,
-            "'flash' is unknown; choose one of auto, flash_attention_2, flex_attention, sdpa",
-        ),
+        ("flash", CUDA, torch.bfloat16, "'flash' is unknown; choose one of auto, flash_attention_2, flex_attention, sdpa"),
         (FLASH, CPU, torch.bfloat16, "flash_attention_2 runs on CUDA GPUs, this is a cpu: set auto or sdpa"),
         (FLASH, CUDA, torch.float32, "takes bfloat16 and float16, not torch.float32: set recipe.precision: bf16, or"),
         (FLEX, CPU, torch.float32, "flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"),

@@ -159,11 +159,7 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
         make_job("d", ["runtime.micro_batch=1", *answers, *ZERO3], torchrun(2)),
         make_job("e", ["runtime.micro_batch=1", *answers], torchrun(4)),
     ]
-    shapes = [
-        "1 processes x 1 micro batches of 4",
-        "2 processes x 2 micro batches of 1",
-        "4 processes x 1 micro batches of 1",
-    ]
+    shapes = ["1 processes x 1 micro batches of 4", "2 processes x 2 micro batches of 1", "4 processes x 1 micro batches of 1"]
     for job, shape in zip(jobs, shapes, strict=True):
         job.data = data
         assert shape in job.run()

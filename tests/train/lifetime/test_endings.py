@@ -65,7 +65,7 @@ def poisoned(tmp_path: Path, target: Path, corpus: Corpus) -> tuple[Path, int, s
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = float("nan")
     model.save_pretrained(tmp_path / "poisoned")
-    write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned")})
+    write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned"), "files": {}})
     return tmp_path / "poisoned.json", token, holders[token]
 
 

@@ -182,10 +182,7 @@ def test_of_many_that_take_over_at_once_one_gets_it(
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
-    tmp_path: Path,
-    no_locks_between_machines: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = acquire(tmp_path, "node1")
     stand_still(first)  # as if it were frozen

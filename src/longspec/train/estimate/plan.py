@@ -86,12 +86,7 @@ def disk_bytes(setup: Setup) -> int:
 
 
 def plan_stage(
-    config: Any,
-    recipe: Recipe,
-    runtime: Runtime,
-    own: Sequence[Rows],
-    world_size: int,
-    device: torch.device,
+    config: Any, recipe: Recipe, runtime: Runtime, own: Sequence[Rows], world_size: int, device: torch.device
 ) -> Plan:
     """Plan one stage. own: its rows, of each of its data sets; replayed rows are counted like those of the first.
 
