@@ -26,6 +26,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 
 @pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """The same of a small one, which stays whole."""
+    shape = WIDE | {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+    return save_target(tmp_path_factory.mktemp("narrow"), Qwen2Config(vocab_size=corpus.build.vocabulary, **shape))
+
+
+@pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """Tokens that the corpus has many of, and some that it has not."""
     size = corpus.build.vocabulary
@@ -50,10 +57,11 @@ def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable
 
 
 @pytest.mark.parametrize(("method", "ranks"), [(EAGLE3, 2), (DFLASH, 1)], ids=["eagle3", "dflash"])
-def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[str], ranks: int) -> None:
+def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], narrow: Path, method: list[str], ranks: int) -> None:
     """In bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
     overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
     whole, killed = (make(name, method, *overrides, ranks=ranks) for name in ("whole", "killed"))
+    whole.target = killed.target = narrow
     whole.run()
     process = killed.start()
     killed.wait_for(5, process)
