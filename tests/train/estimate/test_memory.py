@@ -3,6 +3,7 @@
 import weakref
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -146,21 +147,12 @@ def test_nothing_is_left_of_the_dry_batch() -> None:
     assert all(torch.equal(tensor, weights[name]) for name, tensor in glide.state_dict().items())
 
 
-def run_out(glide: Any, error: RuntimeError) -> None:
-    """Have the losses fail, after the forward has taken its memory."""
-
-    def fail(*_: object) -> None:
-        raise error
-
-    glide._losses = fail
-
-
 def test_out_of_memory_is_explained_and_other_failures_are_not_taken_for_it() -> None:
     glide, setup = glide_of(CONFIGS["tied"], torch.float32), setup_of(CONFIGS["tied"], 64, torch.float32)
-    run_out(glide, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
+    glide._losses = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
     with pytest.raises(ValueError, match=r"out of memory: .* runtime\.micro_batch"):
         dry_batch.dry_batch(glide, setup, with_llm_loss=True)
-    run_out(glide, RuntimeError("shapes do not fit"))
+    glide._losses = Mock(side_effect=RuntimeError("shapes do not fit"))
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         dry_batch.dry_batch(glide, setup, with_llm_loss=True)
 

@@ -100,12 +100,7 @@ def test_a_fresh_folder_says_who_holds_it(
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     held = acquire(tmp_path / "out", "node3")
     found = content(tmp_path / "out")
-    assert {name: found[name] for name in ("job", "host", "pid", "released")} == {
-        "job": "4711",
-        "host": "node3",
-        "pid": os.getpid(),
-        "released": False,
-    }
+    assert found == found | {"job": "4711", "host": "node3", "pid": os.getpid(), "released": False}
     held.release()
     assert content(tmp_path / "out") == found | {"released": True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]

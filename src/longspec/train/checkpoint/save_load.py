@@ -40,7 +40,6 @@ class SaveError(OSError):
 
 
 def shard_name(rank: int) -> str:
-    """Return the name of one rank's file."""
     return f"rank_{rank:05d}.safetensors"
 
 
@@ -193,8 +192,20 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
     what cannot be gone on from.
     """
+
+    def read() -> None:
+        if (own := zero_state.shapes(engine)) != manifest["shapes"]:
+            differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
+            raise ValueError(
+                f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder"
+            )
+        shards = Shards(slot, manifest["files"])
+        for fragment in zero_state.held(engine, write=True):
+            for kind, tensor in fragment.kinds.items():
+                shards.fill(tensor, kind, fragment.name, fragment.start)
+
     zero_state.before_writing(engine)
-    _together(lambda: _read(engine, slot, manifest), ranks)
+    _together(read, ranks)
     zero_state.after_writing(engine, manifest["optimizer_step"])
     for counter in COUNTERS:
         setattr(engine, counter, manifest["counters"][counter])
@@ -204,17 +215,6 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     before = (manifest["world_size"], manifest["zero_stage"])
     if before != (ranks.world_size, engine.zero_optimization_stage()):
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
-
-
-def _read(engine: Any, slot: Path, manifest: dict[str, Any]) -> None:
-    """Fill this rank's part of the state."""
-    if (own := zero_state.shapes(engine)) != manifest["shapes"]:
-        differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
-        raise ValueError(f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder")
-    shards = Shards(slot, manifest["files"])
-    for fragment in zero_state.held(engine, write=True):
-        for kind, tensor in fragment.kinds.items():
-            shards.fill(tensor, kind, fragment.name, fragment.start)
 
 
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:

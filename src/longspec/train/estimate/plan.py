@@ -133,7 +133,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
     add = parser.add_argument
     add("--recipe", type=Path, nargs="+", required=True, metavar="FILE", help="recipe.yaml of each stage")
