@@ -128,6 +128,8 @@ class DFlashTrainer(OwnLayersTrainer):
         """
         blocks = Blocks.of(labels, document_ids, priority, self.settings)
         sums = self._sums(self._filled(found, position_ids, blocks), found, input_ids, blocks, with_llm_loss)
+        assert sums.leading_hits is not None, "of blocks both are counted"
+        assert sums.target_K is not None
         counts = {"blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(), "leading_hits": sums.leading_hits}
         llm_loss = sums.target_K.sum() / sums.reached_K.sum().clamp_min(1) if with_llm_loss else None
         return sums, blocks.trained_BS.sum(), llm_loss, counts
