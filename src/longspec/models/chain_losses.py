@@ -50,7 +50,7 @@ def chain_cross_entropy(
             del labels
 
     draft = chunked(weight_VH, hidden, chunks())
-    reached_K = torch.tensor([len(place_M) for place_M in places], device=device)
+    reached_K = torch.tensor([len(place_M) for place_M in places], dtype=wide, device=device)
     own = (sums_5K[OWN], target) if teacher.with_loss else (None, None)
     return StepSums(draft, sums_5K[LOSS], sums_5K[INSIDE], reached_K, sums_5K[AGREES], *own)
 
