@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.methods import exported_draft
@@ -38,9 +37,10 @@ def gguf_name(name: str, outside: Mapping[str, str]) -> str:
     return f"blk.{layer if layer.isdigit() else 0}.{LAYER[part]}.{kind}"
 
 
-def write(draft: ExportedDraft, tensors: dict[str, Tensor], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
+def write(draft: ExportedDraft, outside: Mapping[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
     """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
-    written = gguf_writer.rope_factors(draft.config) | tensors
+    written = gguf_writer.rope_factors(draft.config)
+    written |= {gguf_name(name, outside): tensor for name, tensor in draft.tensors.items()}
     own = gguf_writer.layer_keys(draft.config, draft.folder / "config.json") | keys
     folder = draft.folder  # the target's tokenizer: the draft's own, else the target's
     if not (folder / "tokenizer.json").is_file():
