@@ -4,7 +4,7 @@
 
 The interpreter is one of the environment that tests/golden/eagle3/make.py describes. Both take forward, losses and backward of
 chains of 7 over a text of 1,024 tokens, from random states of a target, in float32 on one thread, and both train the head; that
-they compute the same is held in tests/methods/test_eagle3_golden.py. Ours also multiplies by the target's whole head, to leave
+they compute the same is held in tests/methods/test_golden.py. Ours also multiplies by the target's whole head, to leave
 out where the target prefers a token outside the draft vocabulary; theirs takes that of the draft vocabulary alone. Of their
 attention backends `eager` and `sdpa` train on a CPU: both are measured, in turns with ours, each step in a process of its own.
 Ratios are ours over theirs, below 1 where ours is less; seconds are medians of processor time, with the least and the most. It

@@ -17,9 +17,6 @@ OF_MINUTES = [
     "test_made_up_method",
     "test_elastic",
     "test_method_jobs",
-    "test_attention_compiled",
-    "test_lease",
-    "test_endings",
     "test_gpu",
     "test_partitioned",
     "test_demo",
@@ -34,8 +31,13 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of minutes come first, so that no worker is left alone with one; tests for a GPU skip themselves without one."""
-    items.sort(key=lambda item: OF_MINUTES.index(item.path.stem) if item.path.stem in OF_MINUTES else len(OF_MINUTES))
+    """Files of minutes come first, then those with slow tests, so that no worker is left alone with one at the end.
+
+    Tests for a GPU skip themselves without one.
+    """
+    places = {name: place for place, name in enumerate(OF_MINUTES)}
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (places.get(item.path.stem, len(places)), item.path not in slow))
     for_gpu = [item for item in items if item.get_closest_marker("gpu")]
     if for_gpu:
         import torch

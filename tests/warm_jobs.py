@@ -32,8 +32,8 @@ NAME = "longspec rank "
 PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POPEN = subprocess.Popen
-# What starts Python's processes: they are forks of it. DeepSpeed's ranks know theirs by its command line.
-LAUNCHERS = ("longspec.cluster", "benchmarks/gpu.py")
+# What starts Python's processes: they are forks of it.
+LAUNCHERS = ("longspec.cluster", "deepspeed", "deepspeed.launcher.launch", "gpu.py")
 VERBS = ("longspec.train",)
 # Imported by a job when it knows its verb, its method and its target.
 LATE = (
@@ -229,7 +229,8 @@ def _run(command: list[str]) -> None:
     if words[0] == "-u":
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         words = words[1:]
-    subprocess.Popen = Forked if words[words[0] == "-m"] in LAUNCHERS else POPEN  # type: ignore[misc]
+    is_launcher = (words[1] if words[0] == "-m" else Path(words[0]).name) in LAUNCHERS
+    subprocess.Popen = Forked if is_launcher else POPEN  # type: ignore[misc]
     os.execve = _in_place
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.config import to_yaml
-from longspec.draft.__main__ import main
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.method import METHOD
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.data.hub_standin import running
 from tests.draft import published_drafts as published
+from tests.draft.conftest import Verb
 from tests.draft.eagle3_drafts import recipe_of
 from tests.draft.published_drafts import (
     EPS,
@@ -37,7 +37,7 @@ from tests.draft.published_drafts import (
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
 
-Verb = Callable[..., Path]
+Imports = Callable[..., Path]
 DEFAULT_LAYERS = (2, LAYERS // 2, LAYERS - 3)
 OWN_SHAPE = {
     "intermediate_size": 40,
@@ -57,15 +57,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.fixture
-def verb(made: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Verb:
-    """`import`; returns the draft's folder."""
+def imports(made: tuple[Path, Any], tmp_path: Path, verb: Verb) -> Imports:
+    """Import a draft; returns its folder."""
 
     def run(source: object, *more: object) -> Path:
-        out = tmp_path / "imported"
-        options = ["import", source, "--target", made[0], "--out", out, *more]
-        monkeypatch.setattr("sys.argv", ["draft", *map(str, options)])
-        main()
-        return out
+        verb("import", source, "--target", made[0], "--out", tmp_path / "imported", *more)
+        return tmp_path / "imported"
 
     return run
 
@@ -110,13 +107,13 @@ CASES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_published_draft_computes_what_it_did(case: str, made: tuple[Path, Any], verb: Verb, tmp_path: Path) -> None:
+def test_a_published_draft_computes_what_it_did(case: str, made: tuple[Path, Any], imports: Imports, tmp_path: Path) -> None:
     """Losses of each step of a training that begins with it are those of plain PyTorch on the published tensors."""
     layout, shape, fields = CASES[case]
     found = tensors(**shape)
     tables = published.vocabulary() if len(found["lm_head.weight"]) == len(IDS) else {}
     given = {name: tensor for name, tensor in tables.items() if name == "d2t" or layout is speculators}  # which is enough
-    folder = verb(layout(tmp_path / "published", found | given, **fields))
+    folder = imports(layout(tmp_path / "published", found | given, **fields))
     stored = METHOD.stored_settings(folder)
     assert {name: getattr(stored, name) for name in OWN_SHAPE} == OWN_SHAPE
     content = read_json(folder / "config.json")  # of which engines are told
@@ -133,13 +130,12 @@ def test_a_published_draft_computes_what_it_did(case: str, made: tuple[Path, Any
     torch.testing.assert_close(own, expected, rtol=2e-4, atol=1e-5)
 
 
-def test_an_exported_import_is_the_published_draft(made: tuple[Path, Any], verb: Verb, tmp_path: Path) -> None:
+def test_an_exported_import_is_the_published_draft(imports: Imports, verb: Verb, tmp_path: Path) -> None:
     """The same tensors under the same names; what the fields mean is read back by a second import."""
     source = speculators(tmp_path / "published", tensors() | published.vocabulary())
-    folder, again = verb(source), tmp_path / "exported"
+    folder, again = imports(source), tmp_path / "exported"
     before = METHOD.stored_settings(folder)
-    pytest.MonkeyPatch().setattr("sys.argv", ["draft", "export", str(folder), "--layout", "speculators", "--out", str(again)])
-    main()
+    verb("export", folder, "--layout", "speculators", "--out", again)
     was = {n: t for file in source.glob("*.safetensors") for n, t in load_file(file).items()}
     now = load_file(again / "model.safetensors")
     assert was.keys() == now.keys()
@@ -147,34 +143,38 @@ def test_an_exported_import_is_the_published_draft(made: tuple[Path, Any], verb:
     layer = read_json(again / "config.json")["transformer_layer_config"]
     assert {name: layer[name] for name in OWN_SHAPE} == OWN_SHAPE
     assert read_json(again / "config.json")["norm_before_residual"] is True
-    assert METHOD.stored_settings(verb(again)) == before
+    assert METHOD.stored_settings(imports(again)) == before
     ours = folder.rename(tmp_path / "ours")
-    assert (verb(ours) / "model.safetensors").read_bytes() == (ours / "model.safetensors").read_bytes()
+    assert (imports(ours) / "model.safetensors").read_bytes() == (ours / "model.safetensors").read_bytes()
 
 
-def test_the_targets_own_embeddings_are_left_out_and_others_refused(made: tuple[Path, Any], verb: Verb, tmp_path: Path) -> None:
+def test_the_targets_own_embeddings_are_left_out_and_others_refused(
+    made: tuple[Path, Any], imports: Imports, tmp_path: Path
+) -> None:
     own = made[1].model.embed_tokens.weight.detach()
     found = tensors() | published.vocabulary()
     for embeddings in (own, own.half()):
-        folder = verb(engines(tmp_path / "published", found | {"embed_tokens.weight": embeddings}))
+        folder = imports(engines(tmp_path / "published", found | {"embed_tokens.weight": embeddings}))
         assert "embed_tokens.weight" not in load_file(folder / "model.safetensors")
     other = own.clone()
     other[5] += 1
     with pytest.raises(SystemExit, match=r"embed_tokens\.weight: differs from the target's, which our"):
-        verb(engines(tmp_path / "published", found | {"embed_tokens.weight": other}))
+        imports(engines(tmp_path / "published", found | {"embed_tokens.weight": other}))
 
 
-def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_layers_are_read_as_each_writer_means_them(
+    imports: Imports, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """At the top they are inputs; in eagle_config alone outputs, as SGLang reads them, of which the log tells."""
     found, folder = tensors() | published.vocabulary(), tmp_path / "published"
     inputs, outputs = (
         {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]},
         {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}},
     )
-    assert METHOD.stored_settings(verb(engines(folder, found, **inputs))).layers == (1, 3, 5)
-    assert METHOD.stored_settings(verb(engines(folder, found, **outputs))).layers == (2, 4, 6)
+    assert METHOD.stored_settings(imports(engines(folder, found, **inputs))).layers == (1, 3, 5)
+    assert METHOD.stored_settings(imports(engines(folder, found, **outputs))).layers == (2, 4, 6)
     assert "eagle_config.eagle_aux_hidden_state_layer_ids: taken for outputs" in capsys.readouterr().out
-    verb(engines(folder, found, max_position_embeddings=64))
+    imports(engines(folder, found, max_position_embeddings=64))
     assert "max_position_embeddings: is 64, the target has" in capsys.readouterr().out
 
 
@@ -196,22 +196,22 @@ def test_layers_are_read_as_each_writer_means_them(verb: Verb, tmp_path: Path, c
         ({"d2t": torch.tensor([3, 0, 4, 9, 17, 40, 41, 96])}, r"d2t: draft token 1 is the target's 1, must be one of 4 to 96"),
     ],
 )
-def test_what_cannot_be_represented_is_named(fields: dict[str, Any], message: str, verb: Verb, tmp_path: Path) -> None:
+def test_what_cannot_be_represented_is_named(fields: dict[str, Any], message: str, imports: Imports, tmp_path: Path) -> None:
     """A field of config.json, or a tensor."""
     more = {name: tensor for name, tensor in fields.items() if isinstance(tensor, Tensor)}
     beside = {name: field for name, field in fields.items() if name not in more}
     with pytest.raises(SystemExit, match=message):
-        verb(engines(tmp_path / "published", tensors() | published.vocabulary() | more, **beside))
+        imports(engines(tmp_path / "published", tensors() | published.vocabulary() | more, **beside))
     assert not (tmp_path / "imported").exists()
 
 
 def test_a_run_of_another_draft_is_told_what_to_write(
-    verb: Verb, tmp_path: Path, made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
+    imports: Imports, tmp_path: Path, made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = speculators(tmp_path / "published", tensors() | published.vocabulary())
     write_text(tmp_path / "recipe.yaml", to_yaml(recipe_of(vocabulary=5)))
     with pytest.raises(SystemExit) as told:
-        verb(source, "--recipe", tmp_path / "recipe.yaml")
+        imports(source, "--recipe", tmp_path / "recipe.yaml")
     message = str(told.value)
     assert "recipe.method.vocabulary: this run has 5, the draft was trained with 8" in message
     assert "recipe.method.norm_before_residual: this run has False, the draft was trained with True" in message
@@ -220,30 +220,29 @@ def test_a_run_of_another_draft_is_told_what_to_write(
     eagle3.check(recipe)
     write_text(tmp_path / "recipe.yaml", to_yaml(recipe))
     write_text(made[0] / "tokenizer.json", "{}")
-    folder = verb(source, "--recipe", tmp_path / "recipe.yaml")
+    folder = imports(source, "--recipe", tmp_path / "recipe.yaml")
     vocabulary = read_draft_vocabulary(folder / "draft_vocabulary.json", counted=False)
     assert (vocabulary.ids, vocabulary.size, vocabulary.coverage) == (IDS, TOKENS, {})
     settings = METHOD.stored_settings(folder)
     METHOD.load(METHOD.layer(made[1].config, settings), folder, made[1].config, settings)
 
 
-def test_from_the_hub_by_hand_and_by_its_manifest(verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_hub_by_hand_and_by_its_manifest(
+    imports: Imports, verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = engines(tmp_path / "published", tensors() | published.vocabulary())
     files = {path.name: path.read_bytes() for path in source.iterdir()} | {"README.md": b"not asked for"}
     with running() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.address)
         commit = hub.add("owner/draft", files)
-        monkeypatch.setattr(
-            "sys.argv", ["draft", "fetch", "--source=hf:owner/draft@main", "--out", str(tmp_path / "m/manifest.json")]
-        )
-        main()
-        by_hand = read_json(verb("hf:owner/draft") / "config.json")
+        verb("fetch", "--source=hf:owner/draft@main", "--out", tmp_path / "m/manifest.json")
+        by_hand = read_json(imports("hf:owner/draft") / "config.json")
         assert hub.asked_for("README.md") == []
     manifest = read_json(tmp_path / "m/manifest.json")
     assert (manifest["commit"], manifest["source"]) == (commit, "hf:owner/draft@main")
-    content = read_json(verb(tmp_path / "m/manifest.json") / "config.json")
+    content = read_json(imports(tmp_path / "m/manifest.json") / "config.json")
     assert content["imported"] == {name: manifest[name] for name in ("source", "commit", "files")}
     assert by_hand["imported"]["files"] == manifest["files"]
     write_json(tmp_path / "m/manifest.json", manifest | {"files": {"config.json": {"bytes": 1}}})
     with pytest.raises(SystemExit, match=r"config\.json: \d+ bytes, its manifest says 1"):
-        verb(tmp_path / "m/manifest.json")
+        imports(tmp_path / "m/manifest.json")

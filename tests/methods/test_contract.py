@@ -18,10 +18,11 @@ from longspec import methods
 from longspec.config import Recipe, Runtime
 from longspec.decode.drafters import Drafter
 from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.contract import Method
+from longspec.methods.contract import Distribution, Method
 from longspec.models.target import load_target
+from longspec.states.declaration import top_k_of
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.states.tensors import token_shape
+from longspec.states.tensors import FINAL, TOP, token_shape
 from longspec.train.estimate.memory import setup_of
 from tests.targets import SHAPES, TARGETS, VOCABULARY
 from tests.workflow import made_up
@@ -62,7 +63,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "glide": [
         {"anchors": "random", "lag_mode": "random", "loss": "hard"},
         {"anchors": "off", "lag_mode": "blocks", "block": 3, "loss": "mix", "final_norm": True},
-        {"anchors": "fixed", "lag_mode": "fixed", "lag": 2},
+        {"anchors": "fixed", "lag_mode": "fixed", "lag": 2, "temperature": 1.7},
     ],
     "made_up": [{"labels": "hard"}, {"labels": "soft"}],
 }
@@ -227,6 +228,50 @@ def test_every_drafted_step_has_its_loss(recipe: Any, run: Any) -> None:
         output = run(**method.each_step(settings))
     steps = (method.drafted_steps(settings),)
     assert (output.loss.shape, output.agreement.shape, output.llm_loss.shape) == (steps, steps, steps)
+
+
+class TopStates(TargetStates):
+    """Of a target, as stored states with top_k hand them out; in float32, so that nothing is rounded."""
+
+    def __init__(self, states: TargetStates, k: int, learnt: Distribution) -> None:
+        super().__init__(states.target)
+        self.k, self.learnt = k, learnt
+
+    def forward(self, input_ids_BS: Tensor, *arguments: Any) -> dict[str, Tensor]:
+        """All that is read, less the final hidden states."""
+        found = super().forward(input_ids_BS, *arguments)
+        ids_V = None if self.learnt.ids is None else torch.tensor(self.learnt.ids)
+        next_N, final_NH = input_ids_BS.roll(-1, dims=1).flatten(), found.pop(FINAL).flatten(0, 1)
+        top = top_k_of(final_NH, self.head_weight, self.k, ids_V, self.learnt.temperature, next_N)
+        return found | {name: tensor.unflatten(0, input_ids_BS.shape) for name, tensor in zip(TOP, top, strict=True)}
+
+
+def test_likeliest_tokens_in_the_place_of_final_hidden_states(recipe: Any, trainer: Any, states: TargetStates) -> None:
+    """All train as the hidden states do. With few, outcomes are merged: the loss is below, what is measured is the same."""
+    method, settings = method_of(recipe)
+    if (learnt := method.learnt(settings)) is None:
+        return
+    ids = torch.randint(0, VOCABULARY, (ROWS, LENGTH))
+    labels = ids.masked_fill(torch.arange(LENGTH) % 5 == 0, -100)
+    dense, every, few = (
+        trainer,
+        *(method.trainer(TopStates(states, k, learnt), settings, None) for k in (len(learnt.ids or range(VOCABULARY)), 5)),
+    )
+    for parameter in dense.parameters():  # away from the special points of a fresh layer
+        nn.init.normal_(parameter, std=0.2)
+    outputs = []
+    for made in (dense, every, few):
+        made.load_state_dict(dense.state_dict())
+        output = made(ids, labels, num_labels=9, **method.heaviest(settings))
+        gradients = torch.autograd.grad(output.loss, list(made.parameters()))
+        outputs.append((output, torch.cat([gradient.flatten() for gradient in gradients])))
+    (wanted, gradient), (found, of_found), (less, _) = outputs
+    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=1e-6)
+    assert (of_found - gradient).norm() <= 1e-4 * gradient.norm()
+    assert 0 < less.loss < wanted.loss
+    for other in (found, less):
+        torch.testing.assert_close((other.llm_loss, other.agreement), (wanted.llm_loss, wanted.agreement), rtol=1e-5, atol=1e-6)
+        assert other.counts == wanted.counts
 
 
 def drawn(recipe: Any, numbers: list[int], step: int) -> dict[int, tuple[list[int], dict[str, Any]]]:

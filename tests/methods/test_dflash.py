@@ -165,8 +165,7 @@ B, S, W = 2, 20, 4
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("llama", {"depth": 2, **REDUCED}), ("qwen3", {"depth": 1, "loss": "hard", "sliding_window": 6})],
+    ("name", "settings"), [("llama", {"depth": 2, **REDUCED}), ("qwen3", {"depth": 1, "loss": "hard", "sliding_window": 6})]
 )
 def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, Any]) -> None:
     """Dense attention multiplies every pair of slots and keys of a row."""

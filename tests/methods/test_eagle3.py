@@ -175,8 +175,7 @@ B, S = 2, 20
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "settings"),
-    [("llama", {"steps": 7, **REDUCED}), ("qwen3", {"steps": 2, "fc_norm": True, "sliding_window": 5})],
+    ("name", "settings"), [("llama", {"steps": 7, **REDUCED}), ("qwen3", {"steps": 2, "fc_norm": True, "sliding_window": 5})]
 )
 def test_a_step_is_counted_as_torch_counts_it(name: str, settings: dict[str, object]) -> None:
     """Dense attention multiplies every pair of the text; a chain's own few keys are no product to torch."""

@@ -1,6 +1,7 @@
-"""EAGLE-3's draft folders: what engines find in them, what comes back from them, and what is refused."""
+"""EAGLE-3's draft folders and recipes: what engines find in them, what comes back from them, what is allowed and refused."""
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,19 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    Qwen2Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
 
 from longspec.atomic_files import read_json, write_json
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
+from longspec.models.attention.visibility import Visibility
+from longspec.models.draft_attention import Rotation
 from tests.draft.eagle3_drafts import IDS, SHAPE, SHAPES, TARGET, make_draft, random_state, recipe_of
 from tests.targets import LLAMA3, YARN
 
@@ -99,13 +96,7 @@ def test_transformers_reads_the_configuration_as_a_llama(make: Make) -> None:
     assert body.model.layers[0].self_attn.q_proj.out_features == SHAPES["midlayer.self_attn.q_proj.weight"][0]
 
 
-@pytest.mark.parametrize(
-    ("family", "rope"),
-    [
-        (LlamaConfig, LLAMA3),
-        (Qwen2Config, YARN),
-    ],
-)
+@pytest.mark.parametrize(("family", "rope"), [(LlamaConfig, LLAMA3), (Qwen2Config, YARN)])
 def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str, Any]) -> None:
     """In the form of transformers 5, in that of before, and to the same frequencies from either."""
     target = family(**SHAPE, rope_parameters=rope)
@@ -127,16 +118,11 @@ def test_rotations_and_positions_travel(make: Make, family: Any, rope: dict[str,
         assert torch.equal(frequencies(LlamaConfig(**form)), frequencies(target))
 
 
-def test_settings_and_weights_come_back(make: Make) -> None:
+def test_settings_come_back_and_are_those_of_the_recipe(make: Make) -> None:
     own = {"sliding_window": 64, "fc_norm": True, "norm_output": True}
     folder = make(**own)
     settings = METHOD.stored_settings(folder)
     assert settings == Settings(layers=(2, 4, 6), vocabulary=8, steps=5, decay=0.5, ids=IDS, target_vocabulary=97, **own)
-    state = random_state(TARGET, recipe_of(fc_norm=True))
-    for path in (folder, folder / "model.safetensors", folder / "draft_model_weights.pth"):
-        METHOD.load(layer := fresh(settings), path, TARGET, settings)
-        assert layer.state_dict().keys() == state.keys()
-        assert all(torch.equal(layer.state_dict()[name], tensor) for name, tensor in state.items())
     METHOD.load(fresh(settings), folder, TARGET, eagle3.of(recipe_of(**own)))
 
 
@@ -151,6 +137,8 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
         (spoil("fc.weight", lambda t: t.fill_(torch.nan)), r"fc\.weight: 3072 of its 3072 numbers are NaN"),
         (lambda tensors: tensors.update({"fc_norm.0.weight": torch.ones(32)}), "unknown; recipe.method.fc_norm says whether"),
         (spoil("d2t", lambda t: t[:7].clone()), r"d2t: is torch\.int64 \[7\], must be torch\.int64 \[8\]"),
+        (spoil("d2t", lambda t: t.flip(0)), r"d2t: draft token 1 is the target's 36, must be one of 90 to 96, ascending"),
+        (lambda tensors: tensors.pop("d2t"), r"d2t: is missing, must be torch\.int64 \[8\]"),
     ],
 )
 def test_a_strange_tensor_is_named(make: Make, change: Any, message: str) -> None:
@@ -172,20 +160,6 @@ def test_another_vocabulary_is_refused(make: Make) -> None:
     with torch.device("meta"):
         planned = fresh(other)
     METHOD.check_state(planned, load_file(folder / "model.safetensors"), "file")  # holds no numbers to compare
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (spoil("d2t", lambda t: t.flip(0)), r"d2t: draft token 1 is the target's 36, must be one of 90 to 96, ascending"),
-        (lambda tensors: tensors.pop("d2t"), r"d2t: is missing, must be torch\.int64 \[8\]"),
-    ],
-)
-def test_a_vocabulary_that_contradicts_itself_is_refused(make: Make, change: Any, message: str) -> None:
-    folder = make()
-    edit_weights(folder, change)
-    with pytest.raises(ValueError, match=f"^{folder / 'model.safetensors'}: {message}"):
-        METHOD.stored_settings(folder)
 
 
 @pytest.mark.parametrize(
@@ -216,3 +190,66 @@ def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) 
     )
     with pytest.raises(ValueError, match=message):
         METHOD.load(fresh(wanted), folder, TARGET, wanted)
+
+
+STEPS = 5  # of recipe_of
+
+
+def test_a_window_shows_the_text_in_every_step() -> None:
+    """As many keys as steps: the last step sees its own chain and the text's newest key, and with one key less no text."""
+    eagle3.check(recipe_of(sliding_window=STEPS))
+    for window, keys in ((STEPS, [1]), (STEPS - 1, [0])):
+        of_last_step = Visibility(window=window - 1 - (STEPS - 1))
+        first, last = of_last_step.bounds_BS(1, 9, "cpu")
+        assert (last - first + 1).flatten().tolist() == keys
+    message = r"recipe\.method\.sliding_window: 4 keys hide the text from the last of 5 steps .*which sees 4 .*give 5"
+    with pytest.raises(ValueError, match=message):
+        eagle3.check(recipe_of(sliding_window=STEPS - 1))
+
+
+@pytest.mark.parametrize("layers", [3, 6])
+def test_layers_that_are_advised_are_allowed(layers: int) -> None:
+    """A small target needs layers of its own."""
+    with pytest.raises(ValueError, match=r"^recipe\.method\.layers: ") as told:
+        eagle3.fits(recipe_of(), layers, 97)
+    advised = re.search(r"such as (\[.*?\])", str(told.value))
+    assert advised is not None
+    recipe = recipe_of(layers=json.loads(advised[1]))
+    eagle3.check(recipe)
+    eagle3.fits(recipe, layers, 97)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "default", "rope_theta": 500, "partial_rotary_factor": 1.0, "factor": None},
+        YARN | {"beta_fast": 32, "truncate": False, "mscale": 1.0, "mscale_all_dim": 0},
+        LLAMA3,
+    ],
+)
+def test_a_rotation_that_is_allowed_turns(rope: dict[str, Any]) -> None:
+    """What passes the plan has every number that the layer's rotation reads, and turns whole heads."""
+    eagle3.check(recipe_of(rope_parameters=rope))
+    config = LlamaConfig(num_attention_heads=1, hidden_size=8, max_position_embeddings=4096)
+    config.rope_parameters = rope
+    cos_BSD, _ = Rotation(config)(torch.ones(1), torch.arange(3)[None])
+    assert cos_BSD.shape == (1, 3, 8)
+    assert bool(cos_BSD.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (YARN | {"partial_rotary_factor": 0.5}, "partial_rotary_factor: rope_type yarn has .* alone; leave it out"),
+        ({"rope_type": "yarn", "rope_theta": 1e4}, "factor, original_max_position_embeddings: missing; rope_type yarn needs"),
+        ({"rope_type": "default", "rope_theta": "abc"}, "rope_theta: is 'abc', must be a number above 0"),
+        (
+            {"rope_type": "default", "rope_theta": 1e4, "factor": 2.0},
+            "factor: rope_type default has rope_theta alone; leave it",
+        ),
+        ({"rope_type": ["yarn"], "rope_theta": 1e4}, r"rope_type \['yarn'\] is not supported"),
+    ],
+)
+def test_a_rotation_that_the_layer_cannot_turn_by_is_named(rope: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=rf"^recipe\.method\.rope_parameters: {message}"):
+        eagle3.check(recipe_of(rope_parameters=rope))

@@ -1,8 +1,10 @@
-"""The draft against plain PyTorch, row by row and document by document; its draws, and its operations in closed form.
+"""The draft against plain PyTorch, row by row and document by document; its draws, and its operations in closed form; how it
+begins, as a copy of a layer of its target or with a norm at its end; and what a forward refuses.
 
 Operations less what tests/train/estimate/test_flops.py compares with torch's own counter.
 """
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,14 +13,19 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
+from longspec.config import compose
+from longspec.families import position_limit
 from longspec.methods.glide import method
 from longspec.methods.glide.attach import attach
+from longspec.methods.glide.layer import fresh_layer
 from longspec.methods.glide.method import RowDraw, draw_row, shift_positions
 from longspec.methods.glide.settings import Draft
-from longspec.methods.glide.trainer import Glide
+from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention.visibility import Visibility, block_pairs, causal_pairs
+from longspec.states.declaration import checked_config
+from longspec.states.forward import TargetStates
 from tests.reference import draft_hidden
-from tests.targets import VOCABULARY
+from tests.targets import TARGETS, VOCABULARY, save_target
 
 WINDOW = 20
 
@@ -86,7 +93,7 @@ def compare(glide: Glide, loss: Tensor, expected: Tensor) -> None:
 PUBLISHED_WINDOW, PROMPT = 512, 200
 
 
-@pytest.mark.parametrize(("length", "draws"), [(700, [(0, 0, 1), (4, 2300, 2)]), (1500, [(1, 2500, 4), (3, 0, 3)])])
+@pytest.mark.parametrize(("length", "draws"), [(700, [(0, 0, 1), (4, 2300, 2)]), (900, [(1, 2500, 4), (3, 0, 3)])])
 def test_the_published_forward_beyond_the_window(target_path: str, length: int, draws: list[tuple[int, int, int]]) -> None:
     """The faithful setting: hard labels, window 512, prompt labels masked, given sink, offset and lag, one of each a row."""
     glide = make(target_path, window=PUBLISHED_WINDOW)
@@ -203,3 +210,106 @@ def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
     of_layer, of_head = method.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
     assert of_layer == HIDDEN * (12 * own + 8 * cross)
     assert of_head == 0
+
+
+TOKENS = 12
+
+
+def draft(start: str) -> Draft:
+    return Draft(anchors="off", lag_mode="random", start=start)
+
+
+@pytest.mark.parametrize("start", ["last", "middle"])
+def test_without_its_cross_attention_it_is_that_layer(target_path: str, start: str) -> None:
+    target = AutoModelForCausalLM.from_pretrained(target_path, dtype=torch.float32, attn_implementation="eager").eval()
+    for vector in (parameter for parameter in target.parameters() if parameter.ndim == 1):
+        torch.nn.init.normal_(vector, 1.0, 0.3)  # norms and biases that tell one from another
+    layers: Any = target.model.layers
+    chosen, last = layers[-1 if start == "last" else len(layers) // 2], layers[-1]
+    layer = fresh_layer(TargetStates(target), draft(start)).eval()
+    torch.testing.assert_close(layer.cross_attn.q_proj.weight, last.self_attn.q_proj.weight, rtol=0, atol=0)
+    torch.testing.assert_close(layer.cross_attn.o_proj.weight, last.self_attn.o_proj.weight, rtol=0, atol=0)
+    torch.testing.assert_close(layer.post_self_attention_layernorm.weight, last.input_layernorm.weight, rtol=0, atol=0)
+    position_ids = torch.arange(TOKENS)[None]
+    embedded_BSH = target.model.embed_tokens(torch.randint(VOCABULARY, (1, TOKENS)))
+    rope = target.model.rotary_emb(embedded_BSH, position_ids)
+    hidden = torch.full((TOKENS, TOKENS), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.no_grad():
+        layer.cross_attn.o_proj.weight.zero_()
+        own = layer.own_keys_values(embedded_BSH, rope)
+        seen = Visibility()
+        found = layer(embedded_BSH, rope, own, own, seen, seen)
+        wanted = chosen(embedded_BSH, attention_mask=hidden, position_embeddings=rope, position_ids=position_ids)
+    torch.testing.assert_close(found, wanted[0] if isinstance(wanted, tuple) else wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_layer_of_experts_is_refused(tmp_path: Any) -> None:
+    target = AutoModelForCausalLM.from_pretrained(save_target("qwen3-experts", tmp_path), dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"^recipe\.draft\.start: last: .* experts"):
+        fresh_layer(TargetStates(target), draft("last"))
+
+
+def test_a_stored_target_has_no_layers_to_copy() -> None:
+    overrides = ["run=demo", "variant=base", "stage=long", "recipe.states.source=offline"]
+    compose("train", overrides)
+    with pytest.raises(ValueError, match=r"^recipe\.draft\.start: middle: copies a layer of the target, which is not there"):
+        compose("train", [*overrides, "recipe.draft.start=middle"])
+
+
+def test_a_final_norm_starts_as_the_targets_own_and_stands_before_the_head(target_path: str) -> None:
+    """Scaling the draft's last hidden states changes nothing any more."""
+    glide = attach(target_path, dtype=torch.float32, draft=Draft(anchors="off", lag_mode="fixed", loss="hard", final_norm=True))
+    own = glide.draft_model.final_layernorm.weight
+    assert torch.equal(own, glide.model.norm.weight)
+    assert own.data_ptr() != glide.model.norm.weight.data_ptr()
+    assert own.requires_grad
+    for parameter in glide.draft_model.parameters():  # fresh biases are zero, and hide what is wrong with them
+        torch.nn.init.normal_(parameter, mean=float(parameter.ndim == 1), std=0.1)
+    ids_BS = torch.randint(0, VOCABULARY, (1, 20))
+    plain = glide(ids_BS, ids_BS).loss
+    glide.draft_model.final_layernorm.register_forward_pre_hook(lambda _, inputs: (inputs[0] * 3,))
+    torch.testing.assert_close(glide(ids_BS, ids_BS).loss, plain, rtol=1e-4, atol=1e-5)
+
+
+IDS = torch.arange(12).reshape(2, 6)
+
+
+@pytest.fixture(scope="module")
+def glide(tmp_path_factory: pytest.TempPathFactory) -> Qwen2Glide:
+    return attach(save_target("qwen2", tmp_path_factory.mktemp("target")), dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"lag": 0}, "lag: 0: must be 1 or more"),
+        ({"lag": torch.tensor([1, 2, 3])}, r"lag: must be int64 \[2\], one for each row, is torch\.int64 \[3\]"),
+        ({"lag": "block"}, "lag: 'block' is unknown; give an int, a tensor .B. or 'blocks'"),
+    ],
+)
+def test_a_wrong_lag_dies_by_name(glide: Qwen2Glide, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        glide(**{"input_ids": IDS, "labels": IDS} | arguments)
+
+
+def test_a_class_refuses_another_family(tmp_path: Any) -> None:
+    path = save_target("qwen3", tmp_path)
+    for family in (LlamaGlide, Qwen2Glide):
+        with pytest.raises(ValueError, match=f"model_type 'qwen3' is not supported by {family.__name__}"):
+            family.from_pretrained(path)
+
+
+def test_rows_longer_than_the_targets_positions_are_refused(tmp_path: Path) -> None:
+    recipe = compose("train", ["run=demo", "variant=base", "stage=base", "recipe.data.sequence_length=4097"]).recipe
+    with pytest.raises(ValueError, match=r"^recipe\.data\.sequence_length: 4097 tokens are more than the target.s 4096"):
+        checked_config(save_target("qwen2", tmp_path), recipe)
+
+
+def test_positions_reach_as_far_as_yarn_stretches_them() -> None:
+    assert position_limit(TARGETS["qwen2"]) == 4096
+    assert position_limit(TARGETS["qwen2-yarn"]) == 4096  # 4 x 1024
+    stretched = type(TARGETS["qwen2"])(
+        max_position_embeddings=32768,
+        rope_parameters={"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32768},
+    )
+    assert position_limit(stretched) == 131072

@@ -1,5 +1,5 @@
-"""The two halves of flash_attn_varlen_func, and flash_attn_with_kvcache, of flash-attn 2.8 in plain PyTorch: their signatures
-and what its documentation says of the arguments.
+"""The two halves of flash_attn_varlen_func, and flash_attn_with_kvcache, of flash-attn 2.8 in plain PyTorch: the arguments that
+ours are handed to, by its names, and what its documentation says of them.
 
 Shapes: P tokens of all sequences one after another, N query heads, K key/value heads, D head width.
 """
@@ -11,45 +11,24 @@ import torch
 from torch import Tensor
 
 
-def _seen(queries: int, keys: int, causal: bool, window_size: tuple[int, int]) -> Tensor:
-    """Query i stands at key i + keys - queries (bottom-right alignment); a window of -1 has no end."""
-    left, right = window_size
-    right = 0 if causal else right
+def _seen(queries: int, keys: int, left: int) -> Tensor:
+    """Query i stands at key i + keys - queries (bottom-right alignment), and sees none behind; a window of -1 has no end."""
     distance = torch.arange(keys)[None] - torch.arange(queries)[:, None] - (keys - queries)
-    seen = torch.ones_like(distance, dtype=torch.bool)
-    if left >= 0:
-        seen &= distance >= -left
-    if right >= 0:
-        seen &= distance <= right
-    return seen
+    return (distance <= 0) & (distance >= (-left if left >= 0 else -keys))
 
 
 def flash_attn_with_kvcache(
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    cache_seqlens: Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    block_table: Tensor | None = None,
-    softmax_scale: float | None = None,
+    *,
+    cache_seqlens: Tensor,
+    softmax_scale: float,
     causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    rotary_interleaved: bool = True,
-    alibi_slopes: Tensor | None = None,
-    num_splits: int = 0,
-    return_softmax_lse: bool = False,
+    return_softmax_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     """Output [B, S, N, D] and log-sum-exp, float32 [B, N, S]; of an empty cache 0 and, as the kernel has it, plus infinity."""
-    others = (k, v, rotary_cos, rotary_sin, cache_batch_idx, cache_leftpad, block_table, alibi_slopes)
-    assert others == (None,) * 8
-    assert (causal, window_size, softcap, num_splits, return_softmax_lse) == (False, (-1, -1), 0.0, 0, True)
-    assert cache_seqlens is not None
+    assert (causal, return_softmax_lse) == (False, True)
     assert cache_seqlens.dtype == torch.int32
     assert all(x.ndim == 4 and x.stride(-1) == 1 for x in (q, k_cache, v_cache))
     assert k_cache.shape == v_cache.shape
@@ -69,6 +48,7 @@ def _flash_attn_varlen_forward(
     q: Tensor,
     k: Tensor,
     v: Tensor,
+    *,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
@@ -76,22 +56,14 @@ def _flash_attn_varlen_forward(
     dropout_p: float,
     softmax_scale: float,
     causal: bool,
-    window_size_left: int = -1,
-    window_size_right: int = -1,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    return_softmax: bool = False,
-    block_table: Tensor | None = None,
-    leftpad_k: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    zero_tensors: bool = False,
+    window_size_left: int,
+    window_size_right: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Output [P, N, D], log-sum-exp [N, P], and two that serve dropout; D is a multiple of 8.
 
     The kernel reads beyond its sequences where these checks would fail, and says nothing.
     """
-    assert (dropout_p, softcap, return_softmax, zero_tensors) == (0.0, 0.0, False, False)
-    assert (alibi_slopes, block_table, leftpad_k, seqused_k) == (None,) * 4
+    assert (dropout_p, causal, window_size_right) == (0.0, True, -1 if window_size_left == -1 else 0)
     assert q.shape[-1] % 8 == 0
     for tokens, edges, longest in ((q, cu_seqlens_q, max_seqlen_q), (k, cu_seqlens_k, max_seqlen_k)):
         assert tokens.ndim == 3
@@ -103,8 +75,7 @@ def _flash_attn_varlen_forward(
         assert edges.diff().min() > 0
     assert k.shape == v.shape
     out, sums, repeat = torch.zeros_like(q), list[Tensor](), q.shape[1] // k.shape[1]
-    window = window_size_left, window_size_right
-    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window):
+    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, window_size_left):
         sums.append(scores.logsumexp(-1))
         weights = scores.masked_fill(scores == -torch.inf, -1e30).softmax(-1) * (scores > -torch.inf)
         out[at] = torch.einsum("nqk,knd->qnd", weights.to(v.dtype), v[of].repeat_interleave(repeat, 1))
@@ -118,9 +89,10 @@ def _flash_attn_varlen_backward(
     v: Tensor,
     out: Tensor,
     softmax_lse: Tensor,
-    dq: Tensor | None,
-    dk: Tensor | None,
-    dv: Tensor | None,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    *,
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
@@ -131,24 +103,17 @@ def _flash_attn_varlen_backward(
     window_size_left: int,
     window_size_right: int,
     softcap: float,
-    alibi_slopes: Tensor | None,
+    alibi_slopes: None,
     deterministic: bool,
-    rng_state: Tensor | None = None,
-    zero_tensors: bool = False,
 ) -> Tensor:
     """Write dq, dk and dv by weights exp(score - softmax_lse), whatever keys this is over (arXiv 2307.08691, algorithm 2)."""
-    assert (dropout_p, softcap, alibi_slopes, rng_state, zero_tensors) == (0.0, 0.0, None, None, False)
-    assert deterministic
-    assert dq is not None
-    assert dk is not None
-    assert dv is not None
+    assert (dropout_p, softcap, alibi_slopes, causal, deterministic) == (0.0, 0.0, None, True, True)
     assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (dout, q, k, v, out))
     assert all(x.is_contiguous() for x in (softmax_lse, dq, dk, dv))
     assert softmax_lse.shape == (q.shape[1], len(q))
     repeat, wide = q.shape[1] // k.shape[1], softmax_lse.dtype
-    window = window_size_left, window_size_right
     sums = (dout.to(wide) * out).sum(-1).T
-    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window):
+    for at, of, scores in _scores(q, k, cu_seqlens_q, cu_seqlens_k, softmax_scale, window_size_left):
         weights = (scores - softmax_lse[:, at, None]).exp()
         of_weights = torch.einsum("qnd,knd->nqk", dout[at].to(wide), v[of].to(wide).repeat_interleave(repeat, 1))
         of_scores = weights * (of_weights - sums[:, at, None]) * softmax_scale
@@ -161,13 +126,7 @@ def _flash_attn_varlen_backward(
 
 
 def _scores(
-    q: Tensor,
-    k: Tensor,
-    cu_seqlens_q: Tensor,
-    cu_seqlens_k: Tensor,
-    scale: float,
-    causal: bool,
-    window_size: tuple[int, int],
+    q: Tensor, k: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, scale: float, left: int
 ) -> Iterator[tuple[slice, slice, Tensor]]:
     """Of each sequence: its queries, its keys, and the scores [N, Q, K] in float32 or better, -inf of hidden keys."""
     wide, repeat = torch.promote_types(q.dtype, torch.float32), q.shape[1] // k.shape[1]
@@ -175,5 +134,5 @@ def _scores(
     for span_q, span_k in zip(spans_q, spans_k, strict=True):
         at, of = slice(*span_q), slice(*span_k)
         scores = torch.einsum("qnd,knd->nqk", q[at].to(wide), k[of].to(wide).repeat_interleave(repeat, 1)) * scale
-        hidden = ~_seen(len(q[at]), len(k[of]), causal, window_size)
+        hidden = ~_seen(len(q[at]), len(k[of]), left)
         yield at, of, scores.masked_fill(hidden, -torch.inf)

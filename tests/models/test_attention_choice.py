@@ -1,15 +1,18 @@
-"""Which backend a job takes, and what it is told when it cannot have the one it asks for."""
+"""Which backend a job takes, what it is told when it cannot have one, and what a target's hooks do with others' arguments."""
 
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from transformers import MistralConfig, Qwen3Config
 
 from longspec import config
 from longspec.models.attention import backends, flash
-from longspec.models.attention.backends import AUTO, BACKENDS, FLASH, FLEX, SDPA, attend, choose, fastest
+from longspec.models.attention.backends import AUTO, BACKENDS, FLASH, FLEX, SDPA, TARGET_ATTENTION, attend, choose, fastest
 from longspec.models.attention.visibility import TreeVisibility, Visibility
+from longspec.states.forward import STATES_ATTENTION
+from tests.decode.models import generated, make_target
 from tests.models import flash_stand_in
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -92,12 +95,7 @@ def test_another_flash_attn_is_refused_with_its_version(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("wanted", "device", "dtype", "message"),
     [
-        (
-            "flash",
-            CUDA,
-            torch.bfloat16,
-            "'flash' is unknown; choose one of auto, flash_attention_2, flex_attention, sdpa",
-        ),
+        ("flash", CUDA, torch.bfloat16, "'flash' is unknown; choose one of auto, flash_attention_2, flex_attention, sdpa"),
         (FLASH, CPU, torch.bfloat16, "flash_attention_2 runs on CUDA GPUs, this is a cpu: set auto or sdpa"),
         (FLASH, CUDA, torch.float32, "takes bfloat16 and float16, not torch.float32: set recipe.precision: bf16, or"),
         (FLEX, CPU, torch.float32, "flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"),
@@ -114,5 +112,31 @@ def test_a_backend_that_cannot_train_here_is_refused(
 @pytest.mark.parametrize(("queries", "keys", "shown"), [(2, 5, "11110 11111"), (5, 2, "00 00 00 10 11")])
 def test_the_stand_in_aligns_as_flash_attn_documents(queries: int, keys: int, shown: str) -> None:
     """The two pictures of its documentation."""
-    seen = flash_stand_in._seen(queries, keys, True, (-1, -1))
+    seen = flash_stand_in._seen(queries, keys, -1)
     assert ["".join("01"[sees] for sees in row) for row in seen.int().tolist()] == shown.split()
+
+
+IDS = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@pytest.mark.parametrize(("attention", "family"), [(TARGET_ATTENTION, MistralConfig), (STATES_ATTENTION, Qwen3Config)])
+def test_an_argument_that_would_change_attention_is_an_error(attention: str, family: type) -> None:
+    """GPT-OSS's sinks and Gemma's soft cap, for two; what every layer hands over is none."""
+    target = make_target(0, family)
+    own = target(IDS).logits
+    target.set_attn_implementation(attention)
+    torch.testing.assert_close(target(IDS, output_hidden_states=True).logits, own)
+    for name, value in {"relative_bias": torch.zeros(4), "softcap": 5.0, "is_causal": False}.items():
+        with pytest.raises(ValueError, match=rf"{name}: not known to this attention \(longspec\)"):
+            target(IDS, **{name: value})
+
+
+def test_padding_of_a_target_that_was_loaded_with_its_draft_is_an_error() -> None:
+    """Its own generate would look at the padding; rows without any are its own text."""
+    target = make_target(0)
+    expected = generated(target, IDS[0].tolist(), 8)
+    target.set_attn_implementation(STATES_ATTENTION)
+    assert generated(target, IDS[0].tolist(), 8) == expected
+    padded = {"input_ids": IDS.clone(), "attention_mask": torch.tensor([[0, 1, 1, 1, 1]])}
+    with pytest.raises(ValueError, match=r"attention_mask: .* knows no padding; .* longspec.decode.generate"):
+        target.generate(**padded, max_new_tokens=3, pad_token_id=0)

@@ -72,14 +72,15 @@ def plain(hidden: Tensor, states: Tensor, head: Tensor, labels: Tensor, kind: st
 def test_glides_loss_and_gradient(k: int | None, temperature: float, kind: str) -> None:
     states, head, labels = target()
     hidden = torch.randn(N, H, dtype=torch.float64, requires_grad=True)
-    got = linear_cross_entropy(hidden, teacher_of(states, head, labels, k, None, temperature), head, labels, kind)
+    teacher = teacher_of(states, head, labels, k, None, temperature)
+    got, of_target, agreements = linear_cross_entropy(hidden, teacher, head, labels, kind)
     wanted = plain(hidden, states, head, labels, kind, temperature, k)
-    torch.testing.assert_close(got.draft, wanted, rtol=1e-12, atol=0)
-    (gradient,), (exact,) = (torch.autograd.grad(3 * loss, hidden) for loss in (got.draft, wanted))
+    torch.testing.assert_close(got, wanted, rtol=1e-12, atol=0)
+    (gradient,), (exact,) = (torch.autograd.grad(3 * loss, hidden) for loss in (got, wanted))
     torch.testing.assert_close(gradient, exact, rtol=1e-9, atol=1e-11)
     own = states @ head.T
-    torch.testing.assert_close(got.target, F.cross_entropy(own, labels, reduction="sum"), rtol=OWN_TOLERANCE[k], atol=0)
-    assert int(got.agreements) == int(((hidden @ head.T).argmax(-1) == own.argmax(-1)).sum())
+    torch.testing.assert_close(of_target, F.cross_entropy(own, labels, reduction="sum"), rtol=OWN_TOLERANCE[k], atol=0)
+    assert int(agreements) == int(((hidden @ head.T).argmax(-1) == own.argmax(-1)).sum())
 
 
 @pytest.mark.parametrize("kind", ["hard", "soft", "mix"])
@@ -87,7 +88,7 @@ def test_bfloat16(kind: str) -> None:
     """Near the same numbers in float64; and a scale that bfloat16 cannot hold reaches the gradient unrounded."""
     states, head, labels = target(torch.bfloat16)
     hidden = torch.randn(N, H).bfloat16().requires_grad_()
-    got = linear_cross_entropy(hidden, teacher_of(states, head, labels, None), head, labels, kind).draft
+    got, *_ = linear_cross_entropy(hidden, teacher_of(states, head, labels, None), head, labels, kind)
     exact = hidden.detach().double().requires_grad_()
     wanted = plain(exact, states.double(), head.double(), labels, kind, 1.0, None)
     torch.testing.assert_close(got.double(), wanted, rtol=5e-3, atol=0)
@@ -103,7 +104,7 @@ def test_no_tensor_of_all_logits_is_made(kind: str) -> None:
     hidden, states, head = torch.randn(96, 16, requires_grad=True), torch.randn(96, 16), torch.randn(500, 16)
     labels = torch.randint(0, 500, (96,))
     with Largest() as largest:
-        linear_cross_entropy(hidden, teacher_of(states, head, labels, None, None, 2.0), head, labels, kind).draft.backward()
+        linear_cross_entropy(hidden, teacher_of(states, head, labels, None, None, 2.0), head, labels, kind)[0].backward()
     assert 500 * 7 <= largest.elements <= 500 * 16  # the head itself; all logits are six times as many
 
 

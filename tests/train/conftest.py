@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config
 
-from longspec.atomic_files import write_json
 from tests.corpus import Corpus
 from tests.jobs import PLAIN, Job, MakeJob
 from tests.random_targets import seeded
+from tests.states.stored import save_target
 
 __all__ = ["seeded"]
 
@@ -17,13 +16,9 @@ __all__ = ["seeded"]
 @pytest.fixture(scope="session")
 def target(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """The manifest of a random target of the corpus's vocabulary."""
-    torch.manual_seed(5)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     config = Qwen2Config(vocab_size=corpus.build.vocabulary, num_key_value_heads=2, initializer_range=0.3, **shape)
-    folder = tmp_path_factory.mktemp("target")
-    Qwen2ForCausalLM(config).save_pretrained(folder / "target")
-    write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": {}})
-    return folder / "target_manifest.json"
+    return save_target(tmp_path_factory.mktemp("target"), config)
 
 
 @pytest.fixture

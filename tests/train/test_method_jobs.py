@@ -26,6 +26,13 @@ def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 
 @pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
+    """The same of a small one, which stays whole."""
+    shape = WIDE | {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+    return save_target(tmp_path_factory.mktemp("narrow"), Qwen2Config(vocab_size=corpus.build.vocabulary, **shape))
+
+
+@pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """Tokens that the corpus has many of, and some that it has not."""
     size = corpus.build.vocabulary
@@ -42,18 +49,19 @@ def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 @pytest.fixture
 def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable[..., Job]:
-    def job(name: str, method: list[str], *overrides: str, ranks: int | None = None) -> Job:
-        launcher = PLAIN if ranks is None else torchrun(ranks)
+    def job(name: str, method: list[str], *overrides: str, ranks: int = 1) -> Job:
+        launcher = PLAIN if ranks == 1 else torchrun(ranks)
         return Job(tmp_path / name, wide, packed, [*overrides], launcher, method, vocabulary=vocabulary)
 
     return job
 
 
-@pytest.mark.parametrize("method", [EAGLE3, DFLASH], ids=["eagle3", "dflash"])
-def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[str]) -> None:
-    """On two ranks, in bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
+@pytest.mark.parametrize(("method", "ranks"), [(EAGLE3, 2), (DFLASH, 1)], ids=["eagle3", "dflash"])
+def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], narrow: Path, method: list[str], ranks: int) -> None:
+    """In bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
     overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
-    whole, killed = (make(name, method, *overrides, ranks=2) for name in ("whole", "killed"))
+    whole, killed = (make(name, method, *overrides, ranks=ranks) for name in ("whole", "killed"))
+    whole.target = killed.target = narrow
     whole.run()
     process = killed.start()
     killed.wait_for(5, process)
@@ -64,19 +72,12 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], method: list[
     assert_same(whole, killed)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "sharding", "apart"),
-    [("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
-)
-def test_a_block_draft_learns_the_same_on_any_number_of_ranks(
-    make: Callable[..., Job], optimizer: str, sharding: str, apart: float
-) -> None:
+def test_a_block_draft_learns_the_same_on_any_number_of_ranks(make: Callable[..., Job]) -> None:
     """Its anchors are drawn by the rows' numbers; one rank takes two rows at once, two ranks one each."""
-    overrides = ["recipe.steps=4", f"recipe.optimizer.name={optimizer}"]
-    alone = make("alone", DFLASH, *overrides, "deepspeed=zero0", "runtime.micro_batch=2")
-    shared = make("shared", DFLASH, *overrides, f"deepspeed={sharding}", ranks=2)
+    alone = make("alone", DFLASH, "recipe.steps=4", "deepspeed=zero0", "runtime.micro_batch=2")
+    shared = make("shared", DFLASH, "recipe.steps=4", "deepspeed=zero3-offload", ranks=2)
     for job in (alone, shared):
         job.run()
     losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (alone, shared)]
-    torch.testing.assert_close(losses[1], losses[0], rtol=apart, atol=0)
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-5, atol=0)
     assert [row["blocks"] for row in alone.rows()] == [row["blocks"] for row in shared.rows()]

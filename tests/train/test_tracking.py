@@ -1,8 +1,9 @@
 """Trackers: their files read back after kills and resumes, no network offline, failures that cost no training."""
 
 import os
+import re
+import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -18,7 +19,7 @@ from longspec.config import Runtime
 from longspec.distributed import Ranks
 from longspec.train import trackers as services
 from longspec.train.trackers import Trackers, chosen, scalars
-from tests.warm_jobs import popen
+from tests.jobs import MakeJob, finish
 
 MAIN = Ranks(0, 0, 1)
 Curves = dict[str, list[tuple[int, float]]]
@@ -58,32 +59,31 @@ def listener() -> Iterator[tuple[str, list[bytes]]]:
 
 @pytest.mark.slow
 def test_a_killed_and_resumed_run_is_one_curve_and_stays_offline(
-    tmp_path: Path, root: Path, listener: tuple[str, list[bytes]]
+    tmp_path: Path, make_job: MakeJob, listener: tuple[str, list[bytes]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed at 12 with a checkpoint of 8, again at 15 (same checkpoint), then finished at 20; no key and no network."""
+    """Killed behind a checkpoint, then stopped by Ctrl-C, which SwanLab takes for itself; no key and no network."""
     proxy, asked = listener
+    for name in [name for name in os.environ if name.startswith(("WANDB_", "SWANLAB_"))]:
+        monkeypatch.delenv(name)
     proxies = dict.fromkeys(["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "ALL_PROXY", "all_proxy"], proxy)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("WANDB_", "SWANLAB_"))}
-    environment = kept | proxies | {"HOME": str(tmp_path), "NO_PROXY": "", "no_proxy": ""}
-    out = tmp_path / "results/run/stage"
-    out.mkdir(parents=True)
-    for number, (arguments, code) in enumerate([("0 12 8", -9), ("8 15 0", -9), ("8 20 0", 0)], start=1):
-        command = [sys.executable, "-m", "tests.train.tracked", str(out), *arguments.split(), str(number)]
-        outputs: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        ended = popen([*command, *(["kill"] if code else [])], env=environment, cwd=root, **outputs)
-        text, _ = ended.communicate(timeout=120)
-        assert ended.returncode == code, text
+    for name, value in (proxies | {"HOME": str(tmp_path), "NO_PROXY": "", "no_proxy": ""}).items():
+        monkeypatch.setenv(name, value)
+    job = make_job("job", ["runtime.report_to=[tensorboard,wandb,swanlab]", "runtime.tracker_mode=offline", "recipe.steps=400"])
+    for steps, number in ((6, signal.SIGKILL), (12, signal.SIGINT)):
+        process = job.start()
+        job.wait_for(steps, process)
+        process.send_signal(number)
+        log, _ = finish(process)
+    assert re.search(r"starting at step [1-9]\d*\b", log)
+    assert "WARNING" not in log, "a tracker has failed"
+    assert job.status()["reason"] == "signal SIGINT"
     assert asked == []
-    expected = {
-        "train/loss": [(step, step + (0.1 if step <= 8 else 0.3)) for step in range(1, 21)],
-        "phases/data": [(step, 0.5 * step) for step in range(1, 21)],
-    }
-    folder = out / "trackers"
+    folder, rows = job.out / "trackers", [scalars(row) for row in job.written()]
     curves = tensorboard_curves(only(folder / "tensorboard", "*"))
-    assert curves.keys() == expected.keys()
-    for name, wanted in expected.items():
-        assert [step for step, _ in curves[name]] == [step for step, _ in wanted]
-        assert [value for _, value in curves[name]] == pytest.approx([value for _, value in wanted])
+    assert {"train/loss", "train/lr"} < curves.keys() == rows[0].keys()
+    for name, found in curves.items():
+        assert [step for step, _ in found] == list(range(1, job.status()["step"] + 1))
+        assert [value for _, value in found] == pytest.approx([row[name] for row in rows])
     for kept in ("wandb/offline-run-*/*.wandb", "swanlab/run-*/*.swanlab"):  # one folder, which was sent all steps
         assert only(folder, kept).stat().st_size
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from longspec.atomic_files import read_json, write_json
-from longspec.config import Config, compose
+from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
@@ -21,18 +21,13 @@ EAGLE3 = ["run=demo-eagle3", "variant=ttt", "recipe.method.vocabulary=3", "recip
 ONE = Ranks(0, 0, 1)
 
 
-def config_of(*overrides: str) -> Config:
-    composed: Config = compose("train", list(overrides))
-    return composed
-
-
 @pytest.fixture
 def job(tmp_path: Path, target: Path, corpus: Corpus) -> Job:
     """Of a recipe that wants three tokens, with a file of three that fit."""
     tokenizer = PackedRows(corpus.packed).manifest["tokenizer"]
     path = tmp_path / "draft_vocabulary_3.json"
     DraftVocabulary((1, 4, 9), corpus.build.vocabulary, tokenizer, {"all": 0.5}).write(path)
-    config = config_of(*EAGLE3)
+    config = compose("train", EAGLE3)
     return Job(config.recipe, config.runtime, target, [corpus.packed], None, tmp_path / "out", vocabulary=path)
 
 
@@ -43,7 +38,7 @@ def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
     assert vocabulary.ids == (1, 4, 9)
     identity = identity_of(job, rows, torch.float32, vocabulary)
     assert identity["vocabulary"] == vocabulary.hash
-    glide = config_of("run=demo")
+    glide = compose("train", ["run=demo"])
     plain = replace(job, recipe=glide.recipe, vocabulary=None)
     assert read_vocabulary(plain, rows) is None
     assert set(identity_of(plain, rows, torch.float32, None)) == set(identity) - {"vocabulary"}

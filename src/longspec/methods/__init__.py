@@ -60,17 +60,12 @@ def implied(name: str, tokens: int) -> dict[str, Any]:
     return {} if of_tokens is None else dict(of_tokens(tokens))
 
 
-def longest_chain(recipe: Any) -> int | None:
-    """Return how many tokens a recipe's draft can have at most; None: any number."""
-    longest = getattr(settings_of(recipe.method.name), "longest_chain", None)
-    return None if longest is None else int(longest(recipe))
-
-
 def check_chain(recipe: Any, chain: int) -> None:
     """Raise ValueError, with the key, for more drafted tokens of a round than an engine can be asked for."""
-    longest = longest_chain(recipe)
-    if longest is not None and chain > longest:
-        raise ValueError(f"evaluation.shapes: {chain}: drafts of this recipe have at most {longest} tokens; ask for no more")
+    longest = getattr(settings_of(recipe.method.name), "longest_chain", None)
+    if longest is not None and chain > longest(recipe):
+        told = f"drafts of this recipe have at most {longest(recipe)} tokens; ask for no more"
+        raise ValueError(f"evaluation.shapes: {chain}: {told}")
 
 
 def published_method(config: dict[str, Any]) -> str | None:

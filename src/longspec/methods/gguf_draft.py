@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.methods import exported_draft
@@ -38,19 +37,17 @@ def gguf_name(name: str, outside: Mapping[str, str]) -> str:
     return f"blk.{layer if layer.isdigit() else 0}.{LAYER[part]}.{kind}"
 
 
-def write(draft: ExportedDraft, tensors: dict[str, Tensor], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
+def write(draft: ExportedDraft, outside: Mapping[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
     """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
-    written = gguf_writer.rope_factors(draft.config) | tensors
+    written = gguf_writer.rope_factors(draft.config)
+    written |= {gguf_name(name, outside): tensor for name, tensor in draft.tensors.items()}
     own = gguf_writer.layer_keys(draft.config, draft.folder / "config.json") | keys
-    own |= gguf_writer.tokenizer_keys(_tokenizer_folder(draft), int(draft.content["target"]["vocab_size"]))
+    folder = draft.folder  # the target's tokenizer: the draft's own, else the target's
+    if not (folder / "tokenizer.json").is_file():
+        folder = Path(draft.content["target_path"])
+        if not tokenizer_files(folder):
+            raise ValueError(f"{draft.folder}: has no tokenizer, and neither has {folder}; run this where the target is")
+    own |= gguf_writer.tokenizer_keys(folder, int(draft.content["target"]["vocab_size"]))
     shapes = {name: tuple(tensor.shape) for name, tensor in written.items()}
     stored = gguf_writer.dtype_of(dtype, draft.content.get("dtype"))
     gguf_writer.write(out, draft.content["draft"], own, shapes, written.__getitem__, stored)
-
-
-def _tokenizer_folder(draft: ExportedDraft) -> Path:
-    """Return the folder that has the target's tokenizer: the draft's own, else the target's."""
-    folder, target = draft.folder, Path(draft.content["target_path"])
-    if not (folder / "tokenizer.json").is_file() and not tokenizer_files(target):
-        raise ValueError(f"{folder}: has no tokenizer, and neither has {target}; run this where the target is")
-    return folder if (folder / "tokenizer.json").is_file() else target

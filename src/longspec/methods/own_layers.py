@@ -5,7 +5,6 @@ vocabulary.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,15 +16,21 @@ from longspec.methods.contract import DraftOutput, DraftTrainer, Method, positio
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
 from longspec.methods.vocabulary_tensors import check_with_vocabulary, draft_settings, with_vocabulary
-from longspec.models.block_losses import BlockSums
-from longspec.models.chain_losses import ChainSums
 from longspec.models.draft_attention import Rotation, rotations
-from longspec.models.draft_head import DraftHead
+from longspec.models.losses import StepSums
 from longspec.models.teachers import Teacher
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import COS, HIDDEN, SIN, teacher_of
 
 Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
+
+
+class DraftHead(nn.Linear):
+    """A draft's own head. Engines may have its weight whole within its forward alone: losses over it are taken there."""
+
+    def forward(self, hidden: Any, take: Callable[[Tensor, Any], Any] | None = None) -> Any:
+        """Return logits of hidden states [..., H]; or what `take` makes of the weight and hidden states, a tuple of tensors."""
+        return super().forward(hidden) if take is None else take(self.weight, hidden)
 
 
 class OwnLayers(nn.Module):
@@ -60,32 +65,17 @@ class OwnLayers(nn.Module):
         return rotations(target.model, like, positions_BS) if self.rotation is None else self.rotation(like, positions_BS)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """Hold what a forward makes of its labels.
-
-    sums: of their losses; reached_K: how many labels each step predicts; labels: trained tokens; llm_loss: the target's own
-    loss, None where it is not wanted; has_teacher: whether the target's preferred tokens are known; counts: of the method.
-    """
-
-    sums: ChainSums | BlockSums
-    reached_K: Tensor
-    labels: int | Tensor
-    llm_loss: Tensor | None
-    has_teacher: bool = True
-    counts: dict[str, Tensor] = field(default_factory=dict)
-
-
 class OwnLayersTrainer(DraftTrainer):
     """A frozen target and its trainable draft.
 
-    reads: Method.reads. measure: Measured of what was read of the target, input_ids, labels, position_ids, document_ids and
-    with_llm_loss of a forward, and its draws.
+    reads: Method.reads. measure: of what was read of the target, input_ids, labels, position_ids, document_ids and
+    with_llm_loss of a forward, and its draws, the sums of the losses, the number of trained tokens, the target's own loss, None
+    where it is not wanted, and the method's counts.
     """
 
     states: TargetStates
     reads: Callable[..., tuple[str, ...]]
-    measure: Callable[..., Measured]
+    measure: Callable[..., tuple[StepSums, int | Tensor, Tensor | None, dict[str, Tensor]]]
 
     def __init__(self, states: TargetStates, draft_model: OwnLayers, settings: Any) -> None:
         super().__init__(states, draft_model)
@@ -113,15 +103,16 @@ class OwnLayersTrainer(DraftTrainer):
         position_ids = positions_of(input_ids, position_ids)
         names = self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
-        measured = self.measure(found, input_ids, labels, position_ids, document_ids, with_llm_loss, **draws)
-        sums, reached_K = measured.sums, measured.reached_K.clamp_min(1)
-        counts = measured.counts | {"outside_vocabulary": (measured.reached_K - sums.inside_K).sum()}
-        agreement_K = sums.agreements_K / reached_K if measured.has_teacher else None
+        asked = (labels, position_ids, document_ids, with_llm_loss)
+        sums, trained, llm_loss, counts = self.measure(found, input_ids, *asked, **draws)
+        reached_K = sums.reached_K.clamp_min(1)
+        counts |= {"outside_vocabulary": (sums.reached_K - sums.inside_K).sum()}
+        agreement_K = None if sums.agreements_K is None else sums.agreements_K / reached_K
         if each_step:
-            target_K = None if measured.llm_loss is None or sums.target_K is None else sums.target_K / reached_K
+            target_K = None if llm_loss is None or sums.target_K is None else sums.target_K / reached_K
             return DraftOutput(sums.losses_K / sums.inside_K.clamp_min(1), target_K, agreement_K, counts)
-        count = max(1, int(measured.labels)) if num_labels is None else num_labels
-        return DraftOutput(sums.draft / count, measured.llm_loss, None if agreement_K is None else agreement_K[0], counts)
+        count = max(1, int(trained)) if num_labels is None else num_labels
+        return DraftOutput(sums.draft / count, llm_loss, None if agreement_K is None else agreement_K[0], counts)
 
     def taps(self, found: dict[str, Tensor]) -> list[Tensor]:
         """Return the hidden states [B, S, H] that the draft projects, in the order of their layers."""

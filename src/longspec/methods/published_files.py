@@ -63,7 +63,6 @@ class Published:
 
     @property
     def file(self) -> Path:
-        """Return the config.json."""
         return self.folder / CONFIG
 
     def check(self, represented: dict[str, tuple[Any, ...]]) -> None:

@@ -11,13 +11,12 @@ blocks of a chunk; N tokens whose next one is trained, H hidden width, T target'
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from longspec.models import losses
-from longspec.models.losses import AGREES, HITS, INSIDE, LOSS, OWN, chunked, taken_
+from longspec.models.losses import AGREES, HITS, INSIDE, LOSS, OWN, StepSums, chunked, taken_
 from longspec.models.teachers import Teacher
 
 
@@ -56,52 +55,31 @@ class SlotLabels:
         return found_AK
 
 
-@dataclass(frozen=True)
-class Weighting:
-    """Return the weights of a block's slots: by_slot_K, or D-PACE's with alpha."""
-
-    by_slot_K: tuple[float, ...] | None
-    alpha: float = 1.0
-
-
-class BlockSums(NamedTuple):  # engines look for tensors in tuples
-    """Sums over the slots; `draft` alone carries a gradient, to the hidden states and, where it is trained, the head's weight.
-
-    draft: with weights and scales. By slot [K], without either: losses, of those that are inside; inside: those whose label
-    the draft can propose; reached: those with a label; agreements: those whose likeliest token is the target's; target: the
-    target's own cross entropy with the text's token. The last two are 0 without a teacher. leading_hits: tokens of all blocks
-    that are the text's, up to each block's first other one.
-    """
-
-    draft: Tensor
-    losses_K: Tensor
-    inside_K: Tensor
-    reached_K: Tensor
-    agreements_K: Tensor
-    target_K: Tensor
-    leading_hits: Tensor
-
-
-def _weights(logits_CV: Tensor, labels: SlotLabels, weighting: Weighting) -> Tensor:
+def _weights(logits_CV: Tensor, labels: SlotLabels, weights: tuple[float, ...] | float) -> Tensor:
     """Return the weight [C] of each slot of a chunk, its block's scale in it."""
     scale_C = labels.scale_A.to(logits_CV.dtype)[labels.blocks_R]
-    if weighting.by_slot_K is not None:
-        return scale_C * logits_CV.new_tensor(weighting.by_slot_K)[labels.slots_R]
+    if isinstance(weights, tuple):
+        return scale_C * logits_CV.new_tensor(weights)[labels.slots_R]
     log_q_C = logits_CV.gather(-1, labels.numbers_R.clamp_min(0)[:, None])[:, 0] - logits_CV.logsumexp(-1)
     q_C = log_q_C.exp() * (labels.numbers_R >= 0)
-    likely_cK = labels.in_blocks((1 - weighting.alpha) * q_C + weighting.alpha, 1.0)
+    likely_cK = labels.in_blocks((1 - weights) * q_C + weights, 1.0)
     kept_cK = likely_cK.cumprod(-1) * labels.in_blocks(torch.ones_like(q_C), 0.0)
     return scale_C * kept_cK.flip(-1).cumsum(-1).flip(-1)[labels.blocks_R, labels.slots_R]
 
 
 def block_cross_entropy(
-    weight_VH: Tensor, hidden_RH: Tensor, teacher: Teacher | None, labels: SlotLabels, weighting: Weighting, kind: str
-) -> BlockSums:
+    weight_VH: Tensor,
+    hidden_RH: Tensor,
+    teacher: Teacher | None,
+    labels: SlotLabels,
+    weights: tuple[float, ...] | float,
+    kind: str,
+) -> StepSums:
     """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
 
-    kind: hard; soft, or tv or lk in its place (teachers.py). teacher: of N tokens; None only for hard labels. Slots
-    whose token the draft cannot propose have no loss: the text's of hard labels, else the target's likeliest. weight_VH gets a
-    gradient where it requires one.
+    kind: hard; soft, or tv or lk in its place (teachers.py). teacher: of N tokens; None only for hard labels. weights: of the
+    slots by their places, or D-PACE's alpha. Slots whose token the draft cannot propose have no loss: the text's of hard
+    labels, else the target's likeliest. weight_VH gets a gradient where it requires one.
     """
     wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
     sums_5K = torch.zeros(5, labels.slots, dtype=wide, device=device)
@@ -109,7 +87,7 @@ def block_cross_entropy(
     chunk = losses.chunk_tokens(len(weight_VH) + (0 if teacher is None else teacher.target_vocabulary), device)
 
     def take_(own: SlotLabels, logits_CV: Tensor) -> Tensor:
-        scale_C = _weights(logits_CV, own, weighting)
+        scale_C = _weights(logits_CV, own, weights)
         told = None if teacher is None else teacher.of(own.tokens_R)
         loss, of_rows_5C = taken_(logits_CV, told, own.numbers_R, kind, scale_C)
         sums_5K.index_add_(1, own.slots_R, of_rows_5C)
@@ -118,7 +96,8 @@ def block_cross_entropy(
 
     draft = chunked(weight_VH, [hidden_RH], (([part], partial(take_, own)) for part, own in labels.chunks(chunk)))
     reached_K = labels.in_blocks(torch.ones_like(labels.slots_R, dtype=wide), 0.0).sum(0)
-    return BlockSums(draft, sums_5K[LOSS], sums_5K[INSIDE], reached_K, sums_5K[AGREES], sums_5K[OWN], leading_hits)
+    agreements_K = None if teacher is None else sums_5K[AGREES]
+    return StepSums(draft, sums_5K[LOSS], sums_5K[INSIDE], reached_K, agreements_K, sums_5K[OWN], None, leading_hits)
 
 
 def block_bytes(

@@ -5,46 +5,21 @@ The target's distribution after a token is made once and serves all steps that p
 Shapes: N tokens, K steps, M rows of one step, R rows of a chunk, one step after another, H hidden width, V draft vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from longspec.config.schema import SOFT
 from longspec.models import losses
-from longspec.models.losses import AGREES, INSIDE, LOSS, OWN, Chunk, chunked, taken_
+from longspec.models.losses import AGREES, INSIDE, LOSS, OWN, Chunk, StepSums, chunked, taken_
 from longspec.models.teachers import Labels, Teacher
-
-
-class ChainSums(NamedTuple):  # engines look for tensors in tuples
-    """Sums over rows; `draft` alone carries a gradient, to the rows' hidden states and the head's weight.
-
-    draft: over all steps, each with its weight. The others by step [K], without weights: losses, of the rows that are inside;
-    inside: rows whose token the target follows, most likely, by one that the draft can propose; agreements: rows whose most
-    likely next token is the target's; target_K: the target's own cross entropy with the next token. target: the same over all
-    N tokens. None where it is not wanted.
-    """
-
-    draft: Tensor
-    losses_K: Tensor
-    inside_K: Tensor
-    agreements_K: Tensor
-    target_K: Tensor | None
-    target: Tensor | None
-
-
-def cuts_of_chunks(places: Sequence[Tensor], tokens: int, chunk: int) -> list[list[slice]]:
-    """For each chunk the rows of each step, of places int64 [M] ascending. One transfer from the device."""
-    edges = torch.arange(0, tokens + chunk, chunk, device=places[0].device)
-    cuts = torch.stack([torch.searchsorted(places_M, edges) for places_M in places]).tolist()
-    return [[slice(cut[number], cut[number + 1]) for cut in cuts] for number in range(len(edges) - 1)]
 
 
 def chain_cross_entropy(
     weight_VH: Tensor, hidden: list[Tensor], teacher: Teacher, places: list[Tensor], weights: list[float], kind: str = SOFT
-) -> ChainSums:
+) -> StepSums:
     """Sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
 
     Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of each step int64 [M],
@@ -65,16 +40,19 @@ def chain_cross_entropy(
         return loss
 
     def chunks() -> Iterator[Chunk]:
-        for number, cuts in enumerate(cuts_of_chunks(places, len(teacher), chunk)):
-            first = number * chunk
+        edges = torch.arange(0, len(teacher) + chunk, chunk, device=device)
+        rows_before = torch.stack([torch.searchsorted(place_M, edges) for place_M in places]).tolist()  # one transfer
+        for number, first in enumerate(range(0, len(teacher), chunk)):
+            cuts = [slice(*before[number : number + 2]) for before in rows_before]
             labels = teacher.of(slice(first, first + chunk))
             target.add_(labels.own_loss_N.sum())
             yield cuts, partial(take_, labels, [place_M[rows] - first for place_M, rows in zip(places, cuts, strict=True)])
             del labels
 
     draft = chunked(weight_VH, hidden, chunks())
+    reached_K = torch.tensor([len(place_M) for place_M in places], dtype=wide, device=device)
     own = (sums_5K[OWN], target) if teacher.with_loss else (None, None)
-    return ChainSums(draft, sums_5K[LOSS], sums_5K[INSIDE], sums_5K[AGREES], *own)
+    return StepSums(draft, sums_5K[LOSS], sums_5K[INSIDE], reached_K, sums_5K[AGREES], *own)
 
 
 def chain_bytes(

@@ -7,9 +7,8 @@ Shapes: N tokens, C tokens of a chunk, M rows, R rows of a chunk, H hidden width
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -137,21 +136,32 @@ class _Chunked(torch.autograd.Function):
         )
 
 
-@dataclass
-class LossSums:
-    """Sums over the trained tokens; `draft` alone carries a gradient, to the draft's hidden states."""
+class StepSums(NamedTuple):  # engines look for tensors in tuples
+    """Sums over the labels of a chain's steps, or a block's slots; `draft` alone carries a gradient.
+
+    draft: with the weights of all. The others by step [K], without: reached: all labels; inside: those whose token to learn the
+    draft can propose; losses, of these; agreements: those at which draft and target prefer the same token; target: the
+    target's own cross entropy with the text's token. target: of a chain the same over all tokens; leading_hits: tokens of all
+    blocks that are the text's, up to each one's first other one. None where it is not wanted, or not known.
+    """
 
     draft: Tensor
-    target: Tensor | None  # the target's own cross entropy with the next token
-    agreements: Tensor | None  # tokens whose most likely next token is the same for draft and target
+    losses_K: Tensor
+    inside_K: Tensor
+    reached_K: Tensor
+    agreements_K: Tensor | None
+    target_K: Tensor | None
+    target: Tensor | None = None
+    leading_hits: Tensor | None = None
 
 
 def linear_cross_entropy(
     hidden_NH: Tensor, teacher: Teacher | None, weight_VH: Tensor, labels_N: Tensor, kind: str
-) -> LossSums:
-    """Summed loss of the logits hidden_NH @ weight_VH.T on tokens that are all trained.
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the summed loss of the logits hidden_NH @ weight_VH.T on tokens that are all trained, with the draft's gradient.
 
-    teacher: None only for hard labels. weight_VH is the frozen head and gets no gradient; labels_N int64.
+    Behind it the target's own cross entropy with the next token, and at how many tokens draft and target prefer the same one;
+    None without a teacher, which hard labels can do without. weight_VH is the frozen head and gets no gradient; labels_N int64.
     """
     chunk, wide = chunk_tokens(len(weight_VH), hidden_NH.device), torch.promote_types(weight_VH.dtype, torch.float32)
     sums_5 = torch.zeros(5, dtype=wide, device=hidden_NH.device)
@@ -167,7 +177,7 @@ def linear_cross_entropy(
             yield [part], partial(take_, part, None if teacher is None else teacher.of(part))
 
     draft = chunked(weight_VH, [hidden_NH], chunks())
-    return LossSums(draft, *((None, None) if teacher is None else (sums_5[OWN], sums_5[AGREES])))
+    return (draft, None, None) if teacher is None else (draft, sums_5[OWN], sums_5[AGREES])
 
 
 # Float32 chunks [tokens, V] at once: the target's distribution, the logits, their logarithms, a product, what a dtype was.

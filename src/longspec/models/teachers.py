@@ -115,7 +115,6 @@ class DenseTeacher:
     temperature: float = 1.0  # of both distributions
 
     def __len__(self) -> int:
-        """The number N of tokens."""
         return len(self.labels_N)
 
     @property
@@ -152,7 +151,6 @@ class SparseTeacher:
     temperature: float = 1.0
 
     def __len__(self) -> int:
-        """The number N of tokens."""
         return len(self.tokens_Nk)
 
     @property

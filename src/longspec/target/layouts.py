@@ -10,15 +10,11 @@ from pathlib import Path
 from longspec.distributed import log
 
 
-def names() -> list[str]:
-    """Return the layouts that there are."""
-    return sorted(path.stem.removesuffix("_layout") for path in Path(__file__).parent.glob("*_layout.py"))
-
-
 def write_target(folder: Path, layout: str, out: Path, dtype: str | None = None) -> None:
     """Write a target in a layout. Raises ValueError for an unknown one, an `out` that is there already, and as the layout."""
-    if layout not in names():
-        raise ValueError(f"--layout: {layout}: targets have no such layout; known: {', '.join(names()) or 'none'}")
+    known = sorted(path.stem.removesuffix("_layout") for path in Path(__file__).parent.glob("*_layout.py"))
+    if layout not in known:
+        raise ValueError(f"--layout: {layout}: targets have no such layout; known: {', '.join(known)}")
     if out.exists():
         raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
     import_module(f"longspec.target.{layout}_layout").write(folder, out, dtype)

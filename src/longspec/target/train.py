@@ -150,13 +150,6 @@ def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: 
     return loss
 
 
-@torch.no_grad()
-def held_in_loss(model: Qwen2ForCausalLM, phase: Phase) -> float:
-    """Return the mean loss over the first batches the phase trained on."""
-    rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step)]
-    return sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
-
-
 def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str, float]:
     """Train through all phases by AdamW; returns the final held-in loss of each. The log gets a line every few steps."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
@@ -180,7 +173,12 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
             _log.info("step %d/%d  loss %.3f", step + 1, len(order), sum(recent) / len(recent))
             recent.clear()
     model.eval()
-    return {phase.name: held_in_loss(model, phase) for phase in phases}
+    losses = {}
+    for phase in phases:  # on the first batches that it trained on
+        rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step)]
+        with torch.no_grad():
+            losses[phase.name] = sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
+    return losses
 
 
 def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) -> dict[str, Any]:

@@ -13,15 +13,7 @@ import traceback
 from datetime import timedelta
 from typing import Any
 
-from longspec.distributed import (
-    Ranks,
-    die_with_parent,
-    end_at_once,
-    find_ranks,
-    is_launched,
-    log,
-    share_global_batch,
-)
+from longspec.distributed import Ranks, die_with_parent, end_at_once, find_ranks, is_launched, log, share_global_batch
 
 if __name__ == "__main__" and is_launched():  # before the imports below, which take seconds
     die_with_parent()  # a rank ends with its launcher, so that none trains on alone

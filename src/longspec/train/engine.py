@@ -3,12 +3,12 @@
 import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from longspec.config import LINEAR, MUON, Recipe, Runtime, check_optimizer
@@ -37,19 +37,15 @@ class MuonForMatrices(torch.optim.Optimizer):
     optimizers are made anew in each step around the groups' state: DeepSpeed puts float32 copies in the parameters' place.
     """
 
-    def __init__(self, matrices: Sequence[Tensor], others: Sequence[Tensor], lr: float, **adam: Any) -> None:
-        groups = [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
-        super().__init__([group for group in groups if group["params"]], {"lr": lr, **adam})
-
-    @classmethod
-    def of(cls, module: nn.Module, recipe: Recipe) -> "MuonForMatrices":
-        """Return the optimizer of a module's trained parameters, with the recipe's numbers."""
+    def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
         matrices = [p for name, p in trained if p.ndim == 2 and not any(part in BY_ADAMW for part in name.split("."))]
         known = {id(parameter) for parameter in matrices}
         others = [parameter for _, parameter in trained if id(parameter) not in known]
+        groups = [{"params": matrices, "matrices": True}, {"params": others, "matrices": False}]
         adam = recipe.optimizer
-        return cls(matrices, others, adam.lr, betas=tuple(adam.betas), eps=adam.eps, weight_decay=adam.weight_decay)
+        defaults = {"lr": adam.lr, "betas": tuple(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
+        super().__init__([group for group in groups if group["params"]], defaults)
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
@@ -162,7 +158,7 @@ def build_engine(
 
     engine, _, _, _ = deepspeed.initialize(
         model=module,
-        optimizer=MuonForMatrices.of(module, recipe) if recipe.optimizer.name == MUON else None,
+        optimizer=MuonForMatrices(module, recipe) if recipe.optimizer.name == MUON else None,
         model_parameters=trained,
         config=deepspeed_config(recipe, runtime, *share, dtype, elements),
         lr_scheduler=lambda optimizer: LambdaLR(optimizer, factor),  # DeepSpeed's own warm-ups begin with steps at rate 0

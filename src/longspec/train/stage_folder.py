@@ -67,13 +67,11 @@ class Status:
         self.step, self.steps = 0, 0  # the last step that is done, of how many
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
-        """Write the file."""
         self.check_owner()
         content = {"state": state, "reason": reason, "deterministic": deterministic, "step": self.step, "steps": self.steps}
         write_json(self.out / STATUS, content)
 
     def fail(self, error: BaseException) -> None:
-        """Write down a failure."""
         reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
         self.write("failed", reason, isinstance(error, NonRetryableError))
 

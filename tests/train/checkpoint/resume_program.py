@@ -135,7 +135,8 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
     while step < case["steps"]:
         result["losses"][step] = train_step(engine, batches, step, ranks, poison=step == case.get("poison"))
         step += 1
-        result["whole"].append(kept_whole(engine))
+        if step - 1 != case.get("poison"):  # after a step that is left out, nothing is whole before the next forward
+            result["whole"].append(kept_whole(engine))
         estimated = held_out.estimate(engine, step)
         if estimated is not None:
             result.setdefault("held_out", {})[step] = estimated

@@ -1,9 +1,10 @@
-"""Closed forms against torch's counter of what really ran."""
+"""Closed forms against torch's counter of what really ran, and the numbers that a step's row derives from them."""
 
 from itertools import cycle
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
     AutoModelForCausalLM,
@@ -15,7 +16,11 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
+from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.schedule import TrainedRows
+from longspec.distributed import Ranks
+from longspec.methods import method_of
 from longspec.methods.glide import method as glide_method
 from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
@@ -23,6 +28,8 @@ from longspec.methods.glide.trainer import Glide, class_for
 from longspec.models.attention.visibility import Visibility
 from longspec.states.forward import STATES_ATTENTION, TargetStates, depth_of
 from longspec.train.estimate import flops
+from longspec.train.metrics import costs_of
+from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 from tests.eager import EAGER
 from tests.methods.test_glide import seen
@@ -131,3 +138,25 @@ def test_the_documents_of_packed_rows(corpus: Corpus) -> None:
         ids = rows[number].document_ids_S.tolist()
         spans += [ids.count(document) for document in sorted(set(ids) - {-1})]
     assert flops.document_lengths(rows, range(10)) == spans
+
+
+def test_a_rows_numbers(corpus: Corpus) -> None:
+    """Speed, operations of the whole global batch on both ranks, utilisation against both ranks' peak."""
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Qwen2Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads)
+    rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
+    ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
+    batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
+    made = {"step": 3, "tokens": 6 * rows.sequence_length, "seconds": 1.5}
+    row = costs_of(made, batches, config, runtime, torch.device("cpu"), torch.float32)
+    numbers = [int(number) for number in batches.row_numbers(2)]
+    documents = flops.document_lengths(rows, numbers)
+    assert sum(documents) < 6 * rows.sequence_length  # some padding
+    labels = sum(int(rows[n].loss_mask_S.sum()) for n in numbers)
+    method, settings = method_of(recipe)
+    tokens = 6 * rows.sequence_length
+    expected = sum(flops.operations(config, method, settings, tokens, documents, labels, with_llm_loss=True))
+    assert row["flops"] == expected
+    assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
+    assert row["tokens_per_second"] == 4 * rows.sequence_length
+    assert row["peak_rss_bytes"] > 2**20

@@ -1,28 +1,25 @@
-"""The estimate against what torch and DeepSpeed really hold, at tiny sizes on a CPU."""
+"""The estimate against what torch and DeepSpeed really hold, at tiny sizes on a CPU; the dry batch, and what it leaves."""
 
 import weakref
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3MoeConfig,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
+from longspec import methods
 from longspec.config import Runtime, compose
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide, class_for
 from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.train import dry_batch
 from longspec.train.estimate import memory
-from longspec.train.estimate.memory import ALWAYS, DRAFT, TARGET, Setup
+from longspec.train.estimate.memory import ALWAYS, DRAFT, TARGET, Setup, parameter_bytes
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -134,3 +131,71 @@ def test_a_partitioned_target_is_shared_and_gathered_by_the_layer() -> None:
     glide = glide_of(CONFIGS["wide heads"], torch.bfloat16)
     layer = sum(p.numel() * 2 for p in glide.target.model.layers[0].parameters())
     assert items["target layer, gathered", TARGET] == max(layer, 512 * 128 * 2)
+
+
+def test_nothing_is_left_of_the_dry_batch() -> None:
+    torch.manual_seed(3)
+    tied, blocks = CONFIGS["tied"], {"lag_mode": "blocks"}
+    glide, setup = glide_of(tied, torch.float32, **blocks), setup_of(tied, 64, torch.float32, **blocks)
+    weights = {name: tensor.clone() for name, tensor in glide.state_dict().items()}
+    state, sizes = torch.random.get_rng_state(), []
+    glide.states.register_forward_hook(lambda module, inputs, output: sizes.append(tuple(inputs[0].shape)))
+    dry_batch.dry_batch(glide, replace(setup, micro_batch=3), with_llm_loss=True)
+    assert sizes == [(3, 64)]
+    assert all(parameter.grad is None for parameter in glide.parameters())
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in glide.state_dict().items())
+
+
+def test_out_of_memory_is_explained_and_other_failures_are_not_taken_for_it() -> None:
+    glide, setup = glide_of(CONFIGS["tied"], torch.float32), setup_of(CONFIGS["tied"], 64, torch.float32)
+    glide._losses = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
+    with pytest.raises(ValueError, match=r"out of memory: .* runtime\.micro_batch"):
+        dry_batch.dry_batch(glide, setup, with_llm_loss=True)
+    glide._losses = Mock(side_effect=RuntimeError("shapes do not fit"))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        dry_batch.dry_batch(glide, setup, with_llm_loss=True)
+
+
+LONG, KEYS = WIDE | {"vocab_size": 4096, "hidden_size": 64}, WIDE | {"num_key_value_heads": 8}
+STEPS = {"layers": (0, 1, 2), "steps": 7}
+BLOCKS: dict[str, Any] = {"layers": (1, 2), "block_size": 8}
+# Method, part by which the estimate may be off, shape of the target, tokens, settings, dtype.
+CASES: list[tuple[str, float, dict[str, Any], int, dict[str, Any], torch.dtype]] = [
+    ("eagle3", 0.1, WIDE, 1024, {**STEPS, "vocabulary": 256}, torch.float32),
+    ("eagle3", 0.1, LONG, 512, {**STEPS, "vocabulary": 1024}, torch.bfloat16),
+    ("eagle3", 0.1, KEYS, 1024, {**STEPS, "vocabulary": 256, "fc_norm": True}, torch.bfloat16),
+    ("dflash", 0.2, WIDE, 1024, {**BLOCKS, "depth": 3, "block_size": 16}, torch.float32),
+    ("dflash", 0.2, LONG, 512, {**BLOCKS, "depth": 1, "vocabulary": 1024}, torch.bfloat16),
+    ("dflash", 0.2, KEYS, 512, {**BLOCKS, "depth": 2, "anchors": 128, "loss": "hard"}, torch.float32),
+]
+
+
+def measured(method: Any, config: PretrainedConfig, settings: Any, tokens: int, dtype: torch.dtype) -> int:
+    """The peak of the draft's forward and backward, weights, gradients and what is kept of the target aside."""
+    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
+    states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
+    made, ids = method.trainer(states, settings, None), torch.arange(tokens)[None] % config.vocab_size
+    with_loss = getattr(settings, "loss", "soft") == "soft"
+    names = method.reads(config, settings, with_llm_loss=with_loss)
+    found = states(ids, torch.arange(tokens)[None], None, names)
+    states.forward = lambda *_: found
+    own = made.draft_model
+    with LiveBytes([*target.parameters(), *own.parameters(), *own.buffers(), *found.values()]) as live:
+        loss = made(ids, ids, with_llm_loss=with_loss).loss
+        forward, live.peak = live.peak, live.live
+        loss.backward()
+    return max(forward, live.peak - parameter_bytes(own))
+
+
+@pytest.mark.parametrize(("name", "off", "shape", "tokens", "chosen", "dtype"), CASES)
+def test_memory_is_within_a_part(
+    name: str, off: float, shape: dict[str, Any], tokens: int, chosen: dict[str, Any], dtype: torch.dtype
+) -> None:
+    config, proposed = Qwen2Config(**shape, num_hidden_layers=3, tie_word_embeddings=False), chosen.get("vocabulary")
+    ids = {} if proposed is None else {"ids": tuple(range(proposed)), "target_vocabulary": config.vocab_size}
+    rows = {"row_tokens": tokens} if name == "dflash" else {}
+    method, settings = methods.method(name), methods.settings_of(name).Settings(**chosen, **ids, **rows)
+    estimate = method.memory(config, settings, tokens, dtype, torch.device("cpu"))
+    peak = measured(method, config, settings, tokens, dtype)
+    assert peak * (1 - off) < estimate.kept + max(estimate.losses, estimate.backward) < peak * (1 + off)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from longspec.atomic_files import write_json
 from longspec.distributed import Ranks
 from longspec.process_group import of_first_rank
 from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable_reason
@@ -42,19 +41,11 @@ def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkey
             of_first_rank(lambda: find_resumable(tmp_path, {"recipe": {"lr": 2}}), Ranks(rank, rank, 2))
 
 
-@pytest.mark.parametrize(("deterministic", "time", "expected"), [(True, BEGAN, "x"), (True, BEGAN - 1, ""), (False, BEGAN, "")])
-def test_what_would_fail_in_the_same_way_again_is_told_with_its_reason(
-    tmp_path: Path, deterministic: bool, time: float, expected: str
-) -> None:
-    write_json(tmp_path / "status.json", {"state": "failed", "deterministic": deterministic, "reason": "x"})
-    os.utime(tmp_path / "status.json", (time, time))
-    assert non_retryable_reason(tmp_path, BEGAN) == expected
-
-
-def test_of_failures_only_the_non_retryable_stay(tmp_path: Path) -> None:
+def test_a_failure_that_would_come_again_is_told_where_it_is_of_this_attempt(tmp_path: Path) -> None:
     status = Status(tmp_path, lambda: None)
     status.fail(NonRetryableError("wandb is not installed"))
-    assert non_retryable_reason(tmp_path, 0) == "wandb is not installed"
+    os.utime(tmp_path / "status.json", (BEGAN, BEGAN))
+    assert (non_retryable_reason(tmp_path, BEGAN), non_retryable_reason(tmp_path, BEGAN + 1)) == ("wandb is not installed", "")
     status.fail(MemoryError("other processes held 70 GiB"))
     assert non_retryable_reason(tmp_path, 0) == ""
     (tmp_path / "status.json").write_text('{"state": "fai')

@@ -1,11 +1,16 @@
-"""How training jobs end before their last step: on request, by their deadline, by numbers gone bad."""
+"""How training jobs end before their last step: on request, by their deadline, by a hang, by numbers gone bad.
+
+tests/cluster/test_launch.py has ranks that fail or are killed.
+"""
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,55 +20,39 @@ from transformers import AutoModelForCausalLM
 from longspec.atomic_files import write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from tests.corpus import Corpus
-from tests.jobs import Job, MakeJob, finish
+from tests.jobs import PLAIN, Job, MakeJob, children_of, deepspeed, finish, ranks_of, start
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
-# Eight micro batches in a step: a request mostly comes in the middle of one.
-LONG_STEPS = ["recipe.global_batch=8", "recipe.steps=20"]
 
 
-def signalled(job: Job, process: subprocess.Popen[str], number: signal.Signals) -> str:
-    process.send_signal(number)
-    text, code = finish(process)
-    assert code != 0, text
-    return text
+def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob) -> None:
+    """A stage in slices: gradients that the stopped steps had accumulated must not leak into the steps after the restart.
 
-
-def test_a_signal_in_the_middle_of_a_step_drops_the_step(make_job: MakeJob) -> None:
-    """Gradients that the stopped steps had accumulated must not leak into the steps after the restart."""
-    whole, stopped = make_job("whole", LONG_STEPS), make_job("stopped", LONG_STEPS)
-    whole.run()
-    stops = []
-    for step in (2, 6):
-        process = stopped.start()
-        stopped.wait_for(step, process)
-        time.sleep(0.004 * step)
-        signalled(stopped, process, signal.SIGTERM)
-        found = stopped.status()
-        assert (found["state"], found["reason"]) == ("stopped", "signal SIGTERM")
-        assert found["steps"] == 20
-        stops.append(found["step"])
-    assert f"starting at step {stops[-1]}" in stopped.run()
-    assert_same(whole, stopped)
-
-
-def test_a_deadline_is_kept_by_the_trainers_own_clock(make_job: MakeJob) -> None:
-    """A stage longer than its job's time goes on in slices, each over before its time."""
+    Signals come in the middle of a step; the deadline is kept by the trainer's own clock.
+    """
     margin = 15
-    options = ["recipe.steps=60", f"runtime.stop_margin_seconds={margin}"]
+    options = ["recipe.global_batch=8", "recipe.steps=24", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(4 * 20), str(margin + 0.3)]
-    slices = []
-    while not (sliced.out / "checkpoint.json").exists():
-        assert len(slices) < 5
-        text, code = finish(sliced.start())
-        told = re.findall(r"^deadline (\S+)$", text, re.MULTILINE)  # none when the rest was shorter than a slice
-        assert all(time.time() < float(deadline) for deadline in told), text
-        slices.append(sliced.status()["step"])
-        assert code == 0 or (told and sliced.status()["reason"] == "deadline"), text
-    assert len(slices) > 1
+    for step in (2, 6):
+        process = sliced.start()
+        sliced.wait_for(step, process)
+        time.sleep(0.004 * step)
+        process.send_signal(signal.SIGTERM)
+        text, code = finish(process)
+        assert code != 0, text
+        found = sliced.status()
+        assert (found["state"], found["reason"], found["steps"]) == ("stopped", "signal SIGTERM", 24)
+    plain, before = sliced.launcher, found["step"]
+    sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(3 * 8), str(margin + 0.1)]
+    text, code = finish(sliced.start())
+    assert time.time() < float(re.findall(r"^deadline (\S+)$", text, re.MULTILINE)[0]), text
+    found = sliced.status()
+    assert (code != 0, found["state"], found["reason"]) == (True, "stopped", "deadline"), text
+    sliced.launcher = plain
+    assert before < found["step"] < 24
+    assert f"starting at step {found['step']}" in sliced.run()
     assert_same(whole, sliced)
 
 
@@ -81,7 +70,7 @@ def poisoned(tmp_path: Path, target: Path, corpus: Corpus) -> tuple[Path, int, s
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = float("nan")
     model.save_pretrained(tmp_path / "poisoned")
-    write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned")})
+    write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned"), "files": {}})
     return tmp_path / "poisoned.json", token, holders[token]
 
 
@@ -117,3 +106,46 @@ def test_after_too_many_skipped_steps_the_advice_trains(make_job: MakeJob) -> No
     job.overrides.append("recipe.optimizer.lr=1e-3")
     assert "starting at step 0" in job.run()
     assert job.rows()[-1]["skipped"] == 0
+
+
+def launch(job: Job, *module: str) -> "subprocess.Popen[str]":
+    """As the rule starts a stage on a machine with two GPUs."""
+    options = job.command()[len(job.launcher) + 2 :]
+    launcher = [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", f"--log={job.out / 'train.log'}"]
+    job.freeze()
+    return start([*launcher, "--", *module, *options], job.out)
+
+
+def tell(pids: list[int], number: signal.Signals) -> None:
+    """Send them a signal, as many as are still there: the first may take the others along."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def test_ctrl_c_under_the_deepspeed_command_saves_a_step(make_job: MakeJob) -> None:
+    """It ends the command at once, and launch.py tells the ranks once more."""
+    job = make_job("job", ["recipe.steps=2000"], deepspeed(2))
+    process = job.start()
+    job.wait_for(5, process)
+    # A terminal tells all at the same moment; here the ranks come first, or the command might send them a SIGTERM before.
+    tell([*ranks_of(process).values(), process.pid], signal.SIGINT)
+    tell(children_of(process.pid), signal.SIGINT)
+    text, _ = finish(process)
+    assert (job.status()["state"], job.status()["reason"]) == ("stopped", "signal SIGINT")
+    assert f"saved step {job.status()['step']}," in text
+
+
+def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:
+    """In the thread that reads for it, while the other waits and ends like it; a single rank too, in a save."""
+    one, two = (make_job(name, ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]) for name in "12")
+    one.freeze()
+    alone = start([*PLAIN, "-m", "tests.train.lifetime.troubled", "hanging", "0", "write", *one.command()[1:]], one.out)
+    both = launch(two, "tests.train.lifetime.troubled", "hanging", "1", "data", "-m", "longspec.train")
+    texts = [finish(alone)[0], finish(both)[0] + (two.out / "train.log").read_text().rstrip()]
+    assert alone.returncode != 0
+    assert both.returncode == 1
+    for job, text, ranks in ((one, texts[0], 1), (two, texts[1], 2)):
+        assert len(re.findall(r"^Timeout \(0:00:0[89]\)!$", text, re.MULTILINE)) == ranks, text
+        assert re.search(r'troubled\.py", line \d+ in wrapped', text)  # where it hangs
+        assert job.status()["state"] == "running"  # nobody was left to write

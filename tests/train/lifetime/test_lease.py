@@ -100,12 +100,7 @@ def test_a_fresh_folder_says_who_holds_it(
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     held = acquire(tmp_path / "out", "node3")
     found = content(tmp_path / "out")
-    assert {name: found[name] for name in ("job", "host", "pid", "released")} == {
-        "job": "4711",
-        "host": "node3",
-        "pid": os.getpid(),
-        "released": False,
-    }
+    assert found == found | {"job": "4711", "host": "node3", "pid": os.getpid(), "released": False}
     held.release()
     assert content(tmp_path / "out") == found | {"released": True}
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == [lease.LOCK, lease.LEASE]
@@ -182,10 +177,7 @@ def test_of_many_that_take_over_at_once_one_gets_it(
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
-    tmp_path: Path,
-    no_locks_between_machines: None,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = acquire(tmp_path, "node1")
     stand_still(first)  # as if it were frozen
@@ -227,7 +219,7 @@ def take_over(job: Job) -> Lease:
 
 def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob) -> None:
     """Right before it commits a checkpoint. Another one has taken its folder over, and is not disturbed by it."""
-    frozen, whole = make_job("frozen"), make_job("whole")
+    frozen, whole = (make_job(name, ["recipe.steps=8"]) for name in ("frozen", "whole"))
     frozen.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "frozen"]
     process = frozen.start()
     frozen.wait_until(lambda: is_frozen(process), process)

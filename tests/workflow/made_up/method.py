@@ -61,11 +61,11 @@ class MadeUpTrainer(DraftTrainer):
         hidden_NH, teacher_NH = self.draft_model(final_BSH[:, :-2][trained_BS]), final_BSH[:, 1:-1][trained_BS]
         with self.states.gather([self.states.head_weight]):
             teacher = DenseTeacher(teacher_NH, self.states.head_weight, labels_N, None, with_loss=True)
-            sums = linear_cross_entropy(hidden_NH, teacher, self.states.head_weight, labels_N, self.labels)
-        assert sums.target is not None
-        assert sums.agreements is not None
+            draft, target, agreements = linear_cross_entropy(hidden_NH, teacher, self.states.head_weight, labels_N, self.labels)
+        assert target is not None
+        assert agreements is not None
         count = max(1, len(labels_N))
-        found = (sums.draft / (count if num_labels is None else num_labels), sums.target / count, sums.agreements / count)
+        found = (draft / (count if num_labels is None else num_labels), target / count, agreements / count)
         loss, llm_loss, agreement = found if steps is None else (value[None] for value in found)
         counts = {"labels_two_ahead": (labels_BS != NO_LABEL).sum()}
         return DraftOutput(loss, llm_loss if with_llm_loss else None, agreement, counts)

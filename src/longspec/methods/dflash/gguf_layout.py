@@ -23,7 +23,6 @@ OUTSIDE = {
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
     """Write the file. Raises ValueError as of gguf_draft and gguf_writer."""
     draft = gguf_draft.read(folder, METHOD, context)
-    written = {gguf_draft.gguf_name(name, OUTSIDE): tensor for name, tensor in draft.tensors.items()}
     block, window = draft.content["dflash_config"], draft.settings.sliding_window
     keys = {
         "target_layers": [layer + 1 for layer in block["target_layer_ids"]],
@@ -34,4 +33,4 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
     if window is not None:
         every = [True] * draft.settings.depth
         keys |= {"attention.sliding_window": window, "attention.sliding_window_pattern": every}
-    gguf_draft.write(draft, written, keys, out, dtype)
+    gguf_draft.write(draft, OUTSIDE, keys, out, dtype)

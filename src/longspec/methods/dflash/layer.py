@@ -26,10 +26,9 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.methods.dflash.settings import ARCHITECTURE, Settings, mask_token_of
 from longspec.methods.layer_config import layer_config, shape_fields
-from longspec.methods.own_layers import OwnLayers, Rope
+from longspec.methods.own_layers import DraftHead, OwnLayers, Rope
 from longspec.models.attention.chains import KeysValues
 from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
-from longspec.models.draft_head import DraftHead
 from longspec.models.target import head_width
 
 # Number of the layer, rotated queries [B, N, Q, D], rotated keys and values of the blocks [B, K, Q, D] -> output [B, N, Q, D].

@@ -50,7 +50,7 @@ def block_operations(config: Any, settings: Settings, slots: int, pairs: float) 
 
 
 def head_operations(config: Any, settings: Settings, predicted: int, *, with_teacher: bool) -> float:
-    """Return the bytes of so many slots' logits, their gradient, that of a head of its own, and the target's logits."""
+    """Operations of so many slots' logits, their gradient, that of a head of its own, and the target's logits."""
     of_draft = 2 * config.vocab_size if settings.vocabulary is None else 3 * settings.vocabulary
     return 2.0 * predicted * config.hidden_size * (of_draft + with_teacher * config.vocab_size)
 

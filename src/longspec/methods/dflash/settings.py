@@ -80,8 +80,7 @@ class Method(LayerShape):
         means("the number of keys that a slot sees, its own and none of later slots among them; null: all, the whole block"),
     ] = None
     tied_k_norm: Annotated[
-        Flag,
-        means("whether all layers share one norm of keys: vLLM 0.32 takes the first layer's for all layers' keys on CPUs"),
+        Flag, means("whether all layers share one norm of keys: vLLM 0.32 takes the first layer's for all layers' keys on CPUs")
     ] = True
 
 

@@ -15,13 +15,13 @@ from torch import Tensor
 from longspec.config.schema import HARD
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
-from longspec.methods.own_layers import Measured, OwnLayersTrainer
+from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention import backends
 from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import document_starts
-from longspec.models.block_losses import BlockSums, SlotLabels, Weighting, block_cross_entropy
-from longspec.models.losses import NO_LABEL
+from longspec.models.block_losses import SlotLabels, block_cross_entropy
+from longspec.models.losses import NO_LABEL, StepSums
 from longspec.models.target import whole
 from longspec.models.teachers import draft_numbers
 from longspec.states.forward import TargetStates
@@ -107,8 +107,8 @@ class DFlashTrainer(OwnLayersTrainer):
             mask_H = whole(embeddings)[mask_token_of(settings.mask_token, config.vocab_size)].clone()
         self.register_buffer("mask_H", mask_H, persistent=False)
         weights = [exp(-slot / settings.gamma) for slot in range(settings.predicted)]
-        by_slot = tuple(weight / sum(weights) for weight in weights) if settings.weights == DECAY else None
-        self.weighting = Weighting(by_slot, settings.alpha)
+        by_slot = tuple(weight / sum(weights) for weight in weights)
+        self.weights: tuple[float, ...] | float = by_slot if settings.weights == DECAY else settings.alpha
 
     def measure(
         self,
@@ -119,7 +119,7 @@ class DFlashTrainer(OwnLayersTrainer):
         document_ids: Tensor | None,
         with_llm_loss: bool,
         priority: Tensor | None = None,
-    ) -> Measured:
+    ) -> tuple[StepSums, Tensor, Tensor | None, dict[str, Tensor]]:
         """Take the losses of the blocks of a step.
 
         priority [B, S]: the tokens with the highest are the anchors; None: they are spread evenly. The token to learn is the
@@ -128,10 +128,11 @@ class DFlashTrainer(OwnLayersTrainer):
         """
         blocks = Blocks.of(labels, document_ids, priority, self.settings)
         sums = self._sums(self._filled(found, position_ids, blocks), found, input_ids, blocks, with_llm_loss)
+        assert sums.leading_hits is not None, "of blocks both are counted"
+        assert sums.target_K is not None
         counts = {"blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(), "leading_hits": sums.leading_hits}
         llm_loss = sums.target_K.sum() / sums.reached_K.sum().clamp_min(1) if with_llm_loss else None
-        has_teacher = self.settings.loss != HARD or with_llm_loss
-        return Measured(sums, sums.reached_K, blocks.trained_BS.sum(), llm_loss, has_teacher, counts)
+        return sums, blocks.trained_BS.sum(), llm_loss, counts
 
     def _filled(self, found: dict[str, Tensor], position_ids_BS: Tensor, blocks: Blocks) -> Tensor:
         """Return the hidden states [B, Q, H] of all blocks' slots, before the last norm."""
@@ -156,7 +157,7 @@ class DFlashTrainer(OwnLayersTrainer):
 
     def _sums(
         self, hidden_BQH: Tensor, found: dict[str, Tensor], input_ids_BS: Tensor, blocks: Blocks, with_llm_loss: bool
-    ) -> BlockSums:
+    ) -> StepSums:
         layer, settings, head_weight = self.draft_model, self.settings, self.states.head_weight
         labels = blocks.slot_labels(layer.ids_V)
         slots_AWH = hidden_BQH.unflatten(1, (-1, settings.block_size)).flatten(0, 1)
@@ -166,6 +167,6 @@ class DFlashTrainer(OwnLayersTrainer):
         with self.states.gather([head_weight]):
             wanted = settings.loss != HARD or with_llm_loss
             teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
-            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weighting=self.weighting, kind=settings.loss)
-            sums: BlockSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
+            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weights=self.weights, kind=settings.loss)
+            sums: StepSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums

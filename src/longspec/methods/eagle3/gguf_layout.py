@@ -24,15 +24,13 @@ OUTSIDE = {
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
     """Write the file. Raises ValueError as of gguf_draft and gguf_writer."""
     draft = gguf_draft.read(folder, METHOD, context)
-    heads = {"q_proj": draft.config.num_attention_heads, "k_proj": draft.config.num_key_value_heads}
-    written = {}
-    for name, tensor in draft.tensors.items():
-        turned = heads.get(name.split(".")[-2]) if "." in name else None
-        written[gguf_draft.gguf_name(name, OUTSIDE)] = tensor if turned is None else permuted(tensor, turned)
+    for name, heads in (("q", draft.config.num_attention_heads), ("k", draft.config.num_key_value_heads)):
+        name = f"midlayer.self_attn.{name}_proj.weight"
+        draft.tensors[name] = permuted(draft.tensors[name], heads)
     keys = {
         "target_layers": draft.content["eagle_aux_hidden_state_layer_ids"],
         "target_hidden_size": int(draft.config.hidden_size),
         "norm_before_residual": draft.settings.norm_before_residual,
         "norm_before_fc": draft.settings.norm_before_fc,
     }
-    gguf_draft.write(draft, written, keys, out, dtype)
+    gguf_draft.write(draft, OUTSIDE, keys, out, dtype)

@@ -29,9 +29,8 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, Settings
 from longspec.methods.layer_config import layer_config, shape_fields
-from longspec.methods.own_layers import OwnLayers
+from longspec.methods.own_layers import DraftHead, OwnLayers
 from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
-from longspec.models.draft_head import DraftHead
 
 # Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -5,7 +5,6 @@ draft reads, one less than the layers whose inputs it reads; measure/engines/ope
 """
 
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -31,8 +30,18 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
     """
     draft = exported_draft.read(folder, METHOD, "openvino", context)
     file, content, tensors = folder / CONFIG, draft.content, draft.tensors
+    family, part = content["target"].get("model_type"), content["rope_parameters"].get(PARTIAL, 1)
     with faults_in(str(file)):
-        _check(content)
+        if family not in FAMILIES:
+            raise ValueError(
+                f"target: model_type: {family}: OpenVINO finds the outputs of layers in targets of {', '.join(FAMILIES)} "
+                "alone; serve this draft by vLLM"
+            )
+        if part != 1:
+            raise ValueError(
+                f"rope_parameters: {PARTIAL}: {part}: a draft in OpenVINO turns whole heads; train one with "
+                "recipe.method.rope_parameters: {rope_type: default, rope_theta: 10000.0}, or serve this draft by vLLM"
+            )
     with telling_damage(file, "is no configuration of a draft"):
         config = {name: content[name] for name in OF_THE_LAYER}
         config[LAYERS] = [number - 1 for number in content["eagle_aux_hidden_state_layer_ids"]]
@@ -40,19 +49,3 @@ def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> No
         tensors[D2T] = torch.zeros(content["draft_vocab_size"], dtype=torch.int64)
     tensors.setdefault(T2D, torch.ones(content["vocab_size"], dtype=torch.bool))
     exported_draft.write_folder(out, "openvino", config, tensors, dtype)
-
-
-def _check(content: dict[str, Any]) -> None:
-    """Raise ValueError for a target whose layers' outputs OpenVINO does not find, and for heads that turn in part."""
-    family = content["target"].get("model_type")
-    if family not in FAMILIES:
-        raise ValueError(
-            f"target: model_type: {family}: OpenVINO finds the outputs of layers in targets of {', '.join(FAMILIES)} alone; "
-            "serve this draft by vLLM"
-        )
-    part = content["rope_parameters"].get(PARTIAL, 1)
-    if part != 1:
-        raise ValueError(
-            f"rope_parameters: {PARTIAL}: {part}: a draft in OpenVINO turns whole heads; train one with "
-            "recipe.method.rope_parameters: {rope_type: default, rope_theta: 10000.0}, or serve this draft by vLLM"
-        )

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings
-from longspec.methods.own_layers import Measured, OwnLayersTrainer
+from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention import backends
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import Visibility, document_starts
-from longspec.models.chain_losses import ChainSums, chain_cross_entropy
-from longspec.models.losses import NO_LABEL
+from longspec.models.chain_losses import chain_cross_entropy
+from longspec.models.losses import NO_LABEL, StepSums
 from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN
 
 
@@ -85,13 +85,12 @@ class Eagle3Trainer(OwnLayersTrainer):
         position_ids: Tensor,
         document_ids: Tensor | None,
         with_llm_loss: bool,
-    ) -> Measured:
+    ) -> tuple[StepSums, int, Tensor | None, dict[str, Tensor]]:
         """Take the losses of all chains, step i weighted decay^i; the target's loss is that of all trained tokens."""
         chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)
         sums, count = self._sums(rows, found, chain_labels, with_llm_loss), len(chain_labels.labels_N)
-        reached_K = torch.tensor([len(places_M) for places_M in chain_labels.places], device=sums.losses_K.device)
-        return Measured(sums, reached_K, count, None if sums.target is None else sums.target / max(1, count))
+        return sums, count, None if sums.target is None else sums.target / max(1, count), {}
 
     def _unrolled(
         self, found: dict[str, Tensor], position_ids_BS: Tensor, document_ids_BS: Tensor | None, chain_labels: ChainLabels
@@ -121,7 +120,7 @@ class Eagle3Trainer(OwnLayersTrainer):
             rows.append(_chosen(feature_BCH, chains_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, chains_M)))
         return rows
 
-    def _sums(self, rows: list[Tensor], found: dict[str, Tensor], chain_labels: ChainLabels, with_llm_loss: bool) -> ChainSums:
+    def _sums(self, rows: list[Tensor], found: dict[str, Tensor], chain_labels: ChainLabels, with_llm_loss: bool) -> StepSums:
         settings, head_weight = self.settings, self.states.head_weight
         weights = [settings.decay**step for step in range(settings.steps)]
         ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
@@ -131,5 +130,5 @@ class Eagle3Trainer(OwnLayersTrainer):
             take = partial(
                 chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights, kind=settings.loss
             )
-            sums: ChainSums = self.draft_model.lm_head(rows, take)
+            sums: StepSums = self.draft_model.lm_head(rows, take)
         return sums

@@ -205,10 +205,11 @@ class Glide(DraftTrainer):
         with self.states.gather([head_weight]):
             teacher = teacher_of(found, labelled, head_weight, labels_N, None, **learnt)
             sums = linear_cross_entropy(labelled(hidden_BSH), teacher, head_weight, labels_N, self.draft_settings.loss)
+        draft, target, agreements = sums
         return DraftOutput(
-            loss=sums.draft / (count if num_labels is None else num_labels),
-            llm_loss=sums.target / count if sums.target is not None and with_llm_loss else None,
-            agreement=sums.agreements / count if sums.agreements is not None else None,
+            loss=draft / (count if num_labels is None else num_labels),
+            llm_loss=target / count if target is not None and with_llm_loss else None,
+            agreement=agreements / count if agreements is not None else None,
         )
 
 

@@ -18,18 +18,13 @@ def exported(folder: Path) -> dict[str, Any]:
     assert found is not None, "longspec.draft.layouts has looked"
     assert settings is not None
     target = found[1]["target"]
-    shapes = {name: value for name, value in target.items() if name not in OF_THE_TARGET}
-    return (
-        {
-            "head_dim": target["hidden_size"] // target["num_attention_heads"],
-        }
-        | shapes
-        | {
-            "architectures": ["GlideForCausalLM"],
-            "model_type": "llama",
-            "num_hidden_layers": 1,
-            "max_position_embeddings": POSITIONS,
-            "tie_word_embeddings": False,
-            "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
-        }
-    )
+    heads = {"head_dim": target["hidden_size"] // target["num_attention_heads"]}
+    shapes = heads | {name: value for name, value in target.items() if name not in OF_THE_TARGET}
+    return shapes | {
+        "architectures": ["GlideForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "max_position_embeddings": POSITIONS,
+        "tie_word_embeddings": False,
+        "glide": {"window": settings.window, "final_norm": settings.final_norm, "target": target},
+    }

@@ -157,7 +157,8 @@ def _attend_tree(
         # A row without a key would make NaN in some kernels.
         return additive(~(seen_B1QT | blind_B1Q1), q_BKQD.dtype), blind_B1Q1
 
-    if backend == FLASH and visibility.has_plain_prefix(prefix):
+    sees_prefix = visibility.first_B is None and (visibility.window is None or k_BKTD.shape[2] <= visibility.window)
+    if backend == FLASH and sees_prefix:
         seen_BKQD = _attend_flash(q_BKQD, k_BKTD, v_BKTD, visibility, scale)
     else:
         low = visibility.unseen(prefix)

@@ -27,7 +27,6 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, visibility: Visibility, scale: float, kernels: Any, *everything: Tensor) -> Tensor:
-        """The merged output."""
         q_BNSD, k_BKSD, v_BKSD, *own = everything
         seen_BNSD, lse_BNS = kernels[0](q_BNSD, k_BKSD, v_BKSD, visibility, scale)
         weights_JBNS = None
@@ -52,7 +51,6 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, part_BNSD: Tensor, part_lse_BNS: Tensor, scale: float, q_BNSD: Tensor, *own: Tensor) -> Tensor:
-        """The merged output."""
         seen_BNSD = torch.empty_like(part_BNSD)
         _, weights_JBNS, share_BNS = _merge(part_BNSD, part_lse_BNS, q_BNSD, list(own), scale, seen_BNSD)
         ctx.scale = scale

@@ -39,7 +39,6 @@ class Call:
 
 
 def is_installed() -> bool:
-    """Whether the package is there."""
     return find_spec("flash_attn") is not None
 
 

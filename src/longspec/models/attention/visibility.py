@@ -191,11 +191,6 @@ class TreeVisibility(Remembering):
     key_depths_L: Tensor
     first_B: Tensor | None = None
 
-    def has_plain_prefix(self, prefix: int) -> bool:
-        """Whether every query sees its row's first lengths[b] keys, so that the prefix needs no mask."""
-        deepest = self.key_depths_L.shape[0]
-        return self.first_B is None and (self.window is None or prefix + deepest <= self.window)
-
     def unseen(self, prefix: int) -> int:
         """How many of the first prefix keys lie before every row's window."""
         if self.window is None or self.first_B is not None:

@@ -40,7 +40,6 @@ class SaveError(OSError):
 
 
 def shard_name(rank: int) -> str:
-    """Return the name of one rank's file."""
     return f"rank_{rank:05d}.safetensors"
 
 
@@ -105,23 +104,20 @@ class Shards:
             raise ValueError(f"{self.folder}: {kind} of {name}: elements {wanted} to {end} are in none of its files")
 
 
-def _gather(value: Any, ranks: Ranks) -> list[Any]:
-    """Return each rank's value, on every rank; also a barrier."""
-    gathered: list[Any] = [None] * ranks.world_size
-    dist.all_gather_object(gathered, value)
-    return gathered
-
-
-def _together(work: Callable[[], Any], ranks: Ranks) -> tuple[list[Any], str]:
-    """Return each rank's result, and what went wrong on the first rank on which something did; on every rank the same."""
+def _together(work: Callable[[], Any], ranks: Ranks) -> list[Any]:
+    """Return each rank's result, on every rank. Raises ValueError on all of them for what goes wrong on the first one."""
     result, fault = None, ""
     try:
         result = work()
     except (OSError, ValueError) as error:
         where = f"rank {ranks.rank}: " if ranks.world_size > 1 else ""
         fault = f"{where}{error}"
-    answers = _gather((result, fault), ranks)
-    return [result for result, _ in answers], next((fault for _, fault in answers if fault), "")
+    answers: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(answers, (result, fault))
+    for _, fault in answers:
+        if fault:
+            raise ValueError(fault)
+    return [result for result, _ in answers]
 
 
 def save(
@@ -142,18 +138,17 @@ def save(
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
     begin = header(sizes)
     # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
-    offers = _gather((len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
+    offers = _together(lambda: (len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
     size = sum(of_rank for of_rank, _ in offers)
     beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
 
     def prepare() -> None:
-        if ranks.is_main:
-            check_owner()
-            record()
-            checkpoint_dir.begin(beside)
-            needed, free = size + RESERVE, shutil.disk_usage(folder).free
-            if free < needed:
-                raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
+        check_owner()
+        record()
+        checkpoint_dir.begin(beside)
+        needed, free = size + RESERVE, shutil.disk_usage(folder).free
+        if free < needed:
+            raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
 
     def write() -> dict[str, Any]:
         # Another machine may not have heard of the folder yet.
@@ -162,35 +157,32 @@ def save(
         return write_shard(beside / shard_name(ranks.rank), begin, tensors)
 
     def commit() -> None:
-        if ranks.is_main:
-            files = {shard_name(rank): entry for rank, entry in enumerate(written)}
-            content = state | {
-                "zero_stage": engine.zero_optimization_stage(),
-                "shapes": zero_state.shapes(engine),
-                "optimizer_step": zero_state.optimizer_step(engine),
-                "scheduler": engine.lr_scheduler.state_dict(),
-                "counters": {name: getattr(engine, name) for name in COUNTERS},
-                "world_size": ranks.world_size,
-                "files": files,
-            }
-            manifest = beside / checkpoint_dir.MANIFEST
-            manifest.write_text(json.dumps(checkpoint_dir.seal(content), indent=2, sort_keys=True), encoding="utf-8")
-            fsync_path(manifest)
-            fsync_path(beside)
-            check_owner()
-            checkpoint_dir.rotate(folder, beside)
+        content = state | {
+            "zero_stage": engine.zero_optimization_stage(),
+            "shapes": zero_state.shapes(engine),
+            "optimizer_step": zero_state.optimizer_step(engine),
+            "scheduler": engine.lr_scheduler.state_dict(),
+            "counters": {name: getattr(engine, name) for name in COUNTERS},
+            "world_size": ranks.world_size,
+            "files": {shard_name(rank): entry for rank, entry in enumerate(written)},
+        }
+        manifest = beside / checkpoint_dir.MANIFEST
+        manifest.write_text(json.dumps(checkpoint_dir.seal(content), indent=2, sort_keys=True), encoding="utf-8")
+        fsync_path(manifest)
+        fsync_path(beside)
+        check_owner()
+        checkpoint_dir.rotate(folder, beside)
 
-    written: list[Any] = []
-    for work in (prepare, write, commit):
-        answers, fault = _together(work, ranks)
-        if fault:
-            of_first_rank(lambda: shutil.rmtree(beside, ignore_errors=True), ranks)
-            raise SaveError(
-                f"{folder}: the checkpoint of step {state['step']} could not be saved: {fault}; those before it are "
-                "whole. Make room on the disk or under the quota, then start again"
-            )
-        if work is write:
-            written = answers
+    try:
+        of_first_rank(prepare, ranks)
+        written = _together(write, ranks)
+        of_first_rank(commit, ranks)
+    except (OSError, ValueError) as error:
+        of_first_rank(lambda: shutil.rmtree(beside, ignore_errors=True), ranks)
+        raise SaveError(
+            f"{folder}: the checkpoint of step {state['step']} could not be saved: {error}; those before it are whole. Make "
+            "room on the disk or under the quota, then start again"
+        ) from error
     return size
 
 
@@ -200,10 +192,20 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
     what cannot be gone on from.
     """
+
+    def read() -> None:
+        if (own := zero_state.shapes(engine)) != manifest["shapes"]:
+            differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
+            raise ValueError(
+                f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder"
+            )
+        shards = Shards(slot, manifest["files"])
+        for fragment in zero_state.held(engine, write=True):
+            for kind, tensor in fragment.kinds.items():
+                shards.fill(tensor, kind, fragment.name, fragment.start)
+
     zero_state.before_writing(engine)
-    _, fault = _together(lambda: _read(engine, slot, manifest), ranks)
-    if fault:
-        raise ValueError(fault)
+    _together(read, ranks)
     zero_state.after_writing(engine, manifest["optimizer_step"])
     for counter in COUNTERS:
         setattr(engine, counter, manifest["counters"][counter])
@@ -213,17 +215,6 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     before = (manifest["world_size"], manifest["zero_stage"])
     if before != (ranks.world_size, engine.zero_optimization_stage()):
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
-
-
-def _read(engine: Any, slot: Path, manifest: dict[str, Any]) -> None:
-    """Fill this rank's part of the state."""
-    if (own := zero_state.shapes(engine)) != manifest["shapes"]:
-        differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
-        raise ValueError(f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder")
-    shards = Shards(slot, manifest["files"])
-    for fragment in zero_state.held(engine, write=True):
-        for kind, tensor in fragment.kinds.items():
-            shards.fill(tensor, kind, fragment.name, fragment.start)
 
 
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:

@@ -31,7 +31,6 @@ class Fragment:
 
 
 def trained(engine: Any) -> dict[str, nn.Parameter]:
-    """Return the trained parameters by name."""
     return {name: parameter for name, parameter in engine.module.named_parameters() if parameter.requires_grad}
 
 

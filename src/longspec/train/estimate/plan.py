@@ -86,12 +86,7 @@ def disk_bytes(setup: Setup) -> int:
 
 
 def plan_stage(
-    config: Any,
-    recipe: Recipe,
-    runtime: Runtime,
-    own: Sequence[Rows],
-    world_size: int,
-    device: torch.device,
+    config: Any, recipe: Recipe, runtime: Runtime, own: Sequence[Rows], world_size: int, device: torch.device
 ) -> Plan:
     """Plan one stage. own: its rows, of each of its data sets; replayed rows are counted like those of the first.
 
@@ -138,7 +133,6 @@ def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.train plan", description=__doc__)
     add = parser.add_argument
     add("--recipe", type=Path, nargs="+", required=True, metavar="FILE", help="recipe.yaml of each stage")
