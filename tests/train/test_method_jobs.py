@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from longspec.atomic_files import read_json
+from longspec.draft_vocabulary import DraftVocabulary
 from tests.corpus import Corpus, sentences
 from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
-from tests.states.stored import save_target, save_vocabulary
+from tests.states.stored import save_target
 from tests.states.test_partitioned import WIDE
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
@@ -37,7 +39,9 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path
     """Tokens that the corpus has many of, and some that it has not."""
     size = corpus.build.vocabulary
     ids = tuple(range(size // 2 - PROPOSED // 2, size // 2 + PROPOSED // 2))
-    return save_vocabulary(tmp_path_factory.mktemp("vocabulary"), corpus.packed, ids, size)
+    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.json"
+    DraftVocabulary(ids, size, read_json(corpus.packed)["tokenizer"], {"all": 1.0}).write(path)
+    return path
 
 
 @pytest.fixture(scope="module")
