@@ -147,6 +147,23 @@ def test_tokens_are_streamed_as_they_are_returned(method: str) -> None:
     assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
 
 
+class Letters:
+    """A tokenizer of which each token is one to three letters."""
+
+    words = ("a", "b", "ab", "bc", "cab", "d")
+
+    def decode(self, ids: list[int], clean_up_tokenization_spaces: bool) -> str:
+        return "".join(self.words[token % 6] for token in ids)
+
+
+def test_stops_look_at_eos_and_text() -> None:
+    stops = Stops(eos=[7, 8], strings=["abc"], tokenizer=Letters())
+    assert stops.end([], [0, 8, 7]) == 1
+    assert stops.end([0], [0, 3, 1]) == 1  # a|a bc
+    assert stops.end([5] * 50 + [0], [1, 3, 0]) is None  # d...da|b bc a
+    assert Stops().end([], [1, 2, 3]) is None
+
+
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     target = make_target(0, **SMALL, num_key_value_heads=1)
     faults = [

@@ -76,11 +76,14 @@ def test_a_killed_evaluation_goes_on_where_it_was(
     arguments: Any, tmp_path: Path, capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In the middle, the last line torn: 2 tasks x 4 prompts x 2 temperatures in the end, as undisturbed."""
+    kept: list[bytes] = []
     call, left, measure = arguments("lookup", "killed.jsonl", shapes=[2]), [7], measurer.Measurer.measure
+    journal = tmp_path / "killed.unfinished.jsonl"
 
     def killed(*given: Any) -> Any:
         left[0] -= 1
         if left[0] == 0:
+            kept.extend(journal.read_bytes().splitlines(keepends=True))  # what SIGKILL would leave
             raise InterruptedError
         return measure(*given)
 
@@ -88,8 +91,6 @@ def test_a_killed_evaluation_goes_on_where_it_was(
         patch.setattr(measurer.Measurer, "measure", killed)
         with pytest.raises(InterruptedError):
             evaluate(call)
-    journal = tmp_path / "killed.unfinished.jsonl"
-    kept = journal.read_bytes().splitlines(keepends=True)
     assert 4 <= len(kept) < 16
     journal.write_bytes(b"".join(kept)[:-20])
     capfd.readouterr()

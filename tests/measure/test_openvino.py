@@ -70,7 +70,11 @@ for draft in drafts:
 @pytest.fixture(scope="module")
 def converted(small: Measured, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of the target and the drafts that are not as trained, in OpenVINO's format."""
-    exports, out = (tmp_path_factory.mktemp(name) for name in ("exports", "converted"))
+    exports, out, target = (
+        tmp_path_factory.mktemp("exports"),
+        tmp_path_factory.mktemp("converted"),
+        read_json(small.target)["path"],
+    )
     for spoil in SPOILT:
         export = exports / spoil.__name__
         write_layout(small.draft, "openvino", export)
@@ -78,7 +82,7 @@ def converted(small: Measured, tmp_path_factory: pytest.TempPathFactory) -> Path
         spoil(config, tensors)
         write_json(export / "config.json", config)
         save_file(tensors, export / "model.safetensors", metadata={"format": "pt"})
-    words = [str(PYTHON), "-c", CONVERT, read_json(small.target)["path"], str(out), *map(str, sorted(exports.iterdir()))]
+    words = [str(PYTHON), "-c", CONVERT, target, str(out), *map(str, sorted(exports.iterdir()))]
     subprocess.run(words, env=os.environ | {"PYTHONPATH": str(ROOT / "src")}, check=True)
     return out
 

@@ -8,7 +8,7 @@ from transformers import Qwen2Config
 
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
-from tests.jobs import PLAIN, Job, finish, start, torchrun
+from tests.jobs import PLAIN, Job, finish, kill_rank, start, torchrun
 from tests.states.stored import save_target
 
 # Above the size up to which DeepSpeed leaves parameters whole on every rank, but for norms and biases.
@@ -51,7 +51,7 @@ def test_jobs_with_a_partitioned_target(target: Path, tmp_path: Path, corpus: Co
 
 @pytest.mark.slow
 def test_ranks_share_a_shard_of_stored_states(target: Path, tmp_path: Path, corpus: Corpus) -> None:
-    """The files of one process beside the whole target, bit by bit.
+    """A rank killed on the way, the files of one process beside the whole target, bit by bit.
 
     Forwards of one row each are the same whoever makes them; of more rows the last bits hang on which ones are together.
     """
@@ -61,7 +61,14 @@ def test_ranks_share_a_shard_of_stored_states(target: Path, tmp_path: Path, corp
         job.freeze()
         named = {"recipe": job.out / "recipe.yaml", "runtime": job.out / "runtime.yaml", "target": target, "data": job.data}
         options = [f"--{name}={path}" for name, path in (named | {"out": job.out / "0-of-9"}).items()]
-        text, code = finish(start([*launcher, "-m", "tests.states.small_parts", "build", *options], job.out))
+        command = [*launcher, "-m", "tests.states.small_parts", "build", *options]
+        if more:
+            process = start(command, job.out)
+            job.wait_until((job.out / "0-of-9").exists, process)
+            kill_rank(process, 1)
+            assert finish(process)[1] != 0
+            assert not (job.out / "0-of-9/shard.json").exists()
+        text, code = finish(start(command, job.out))
         assert code == 0, text[-6000:]
         files.append({path.name: path.read_bytes() for path in (job.out / "0-of-9").glob("rows-*")})
     assert len(files[0]) > 2

@@ -88,6 +88,8 @@ def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: St
 
 def test_shards_of_another_target_or_version_or_too_few_are_refused(glide: Stored, tmp_path: Path) -> None:
     """A dataset may be tokenized in more parts than its rows are: some shards are empty."""
+    with pytest.raises(ValueError, match=r"--out .*/4-of-4: its name says which rows: give \.\.\./0-of-4"):
+        glide.build(4, 4)
     number, wanted = len(glide.computation().source.rows) + 3, glide.declaration()
     shards = [glide.build(shard, number) for shard in range(number)]
     assert [place for _, place in find_rows([wanted, wanted], shards[::-1])] == [0] * 2 * (number - 3)

@@ -3,6 +3,7 @@
 import re
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -51,6 +52,11 @@ def test_the_likeliest_tokens_are_those_of_a_vocabulary(settings: Settings) -> N
     states = StatesPlan(settings.plan(runs=["takes"]))
     (names,) = [folder.split("/")[2:] for folder in states.readers if "/stdlib-base" in folder]
     assert states.vocabulary(*names) == ["results/lends/ttt/draft_vocabulary_768.json"]
+    another(settings.folder, "fewer", more=f"{top}, method: {{vocabulary: 512, vocabulary_from: lends}}}}\n")
+    states = StatesPlan(settings.plan(runs=["fewer"]))
+    assert {tuple(states.vocabulary(*folder.split("/")[2:])) for folder in states.readers} == {
+        ("results/lends/ttt/draft_vocabulary_512.json",)
+    }
 
 
 def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -> None:
@@ -77,7 +83,9 @@ def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
             (folder / "checkpoint.json").write_text("{}")
 
 
-def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(settings: Settings) -> None:
+def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
     another(settings.folder, "begun")
     states = StatesPlan(settings.plan(runs=[RUN]))
     base, long, longcot = folders(settings, RUN).values()
@@ -90,6 +98,10 @@ def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(sett
     (settings.folder / "results/begun/ttt/base/states.json").unlink()  # its states are being built
     assert states.remove_unneeded() == []  # a stage of another run has begun on such states
     frozen(settings, "begun", "base", trained=True)
+    with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+        patch.setattr(shutil, "rmtree", Mock(side_effect=InterruptedError))  # killed there
+        states.remove_unneeded()
+    assert not (settings.folder / base / "0-of-2/shard.json").exists()
     assert states.remove_unneeded() == [base, long]
     frozen(settings, RUN, "longcot", trained=True)
     settings.edit(*CHANGED)  # long, and with it longcot, is to be trained again

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from os.path import commonprefix
 from typing import Any
 
-import torch
 from torch import Tensor
-from transformers import StopStringCriteria
 
 STOP, LENGTH = "stop", "length"
 OnTokens = Callable[[int, list[int]], None]
@@ -53,10 +52,10 @@ def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
 
 
 class Stops:
-    """Ends of text: an eos token, or the token that completes a stop string, by transformers' own criterion.
+    """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
+    complete it; that token stays whole.
 
-    A stop string may begin in the prompt; the token that completes it stays whole. Raises ValueError for stop strings that are
-    empty or come without the target's tokenizer.
+    Raises ValueError for stop strings that are empty or come without the target's tokenizer.
     """
 
     def __init__(
@@ -69,18 +68,25 @@ class Stops:
         if isinstance(eos, Tensor):  # its elements are tensors, which are found in no set
             eos = eos.flatten().tolist()
         self.eos = {eos} if isinstance(eos, int) else {int(token) for token in eos or ()}
-        self.completes = StopStringCriteria(tokenizer, list(strings)) if strings else None
+        self.strings, self.tokenizer = tuple(strings), tokenizer
+        # A token holds a byte or more, and a tokenizer may strip the first one's space or leave half a character there.
+        self.reach = max((len(string.encode()) for string in strings), default=0) + 4
 
     def end(self, before: list[int], new: list[int]) -> int | None:
         """Return the place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
+        tail = before[-self.reach :]
         for place, token in enumerate(new):
-            if token in self.eos:
+            if token in self.eos or (self.strings and self._completes(tail, token)):
                 return place
-            if self.completes is not None:
-                text_BT = torch.tensor([[*before[-self.completes.maximum_token_len :], *new[: place + 1]]])
-                if self.completes(text_BT, None).any():
-                    return place
+            tail = [*tail[1 - self.reach :], token]
         return None
+
+    def _completes(self, tail: list[int], token: int) -> bool:
+        """Tell whether a stop string ends within what this token adds to the text."""
+        old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
+        # Character by character, since a token may also complete a character that was begun before.
+        same = len(commonprefix([old, text]))  # noqa: RUF071
+        return any(text.find(string, max(0, same - len(string) + 1)) >= 0 for string in self.strings)
 
 
 class Texts:

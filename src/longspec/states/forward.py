@@ -64,12 +64,19 @@ class _Pass:
         return all_heads_at(self.kept[name], self.parts, self.owner) if split else self.kept[name]
 
 
-def states_attention(module: nn.Module, *given: Any, states: _Pass | None = None, **arguments: Any) -> tuple[Tensor, None]:
+def states_attention(
+    module: nn.Module,
+    q_BNCD: Tensor,
+    k_BKCD: Tensor,
+    v_BKCD: Tensor,
+    attention_mask: Tensor | None,
+    states: _Pass | None = None,
+    **arguments: Any,
+) -> tuple[Tensor, None]:
     """transformers' attention hook: target_attention, which also hands keys and values to `states`."""
-    q_BNCD, k_BKCD, v_BKCD, mask = given
     if states is None:
-        return target_attention(module, q_BNCD, k_BKCD, v_BKCD, mask, **arguments)
-    assert mask is None, "documents replace padding masks"
+        return target_attention(module, q_BNCD, k_BKCD, v_BKCD, attention_mask, **arguments)
+    assert attention_mask is None, "documents replace padding masks"
     return states.attend(module, q_BNCD, k_BKCD, v_BKCD, **arguments), None
 
 

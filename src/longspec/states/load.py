@@ -82,7 +82,7 @@ def find_rows(wanted: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[P
             told = other if near else f"states of which {len(places)} of {declaration['num_rows']} rows are given"
             raise ValueError(
                 f"{path}: holds {told}; give all shards of this recipe, target and data, and those of the held-out rows where "
-                f"runtime.held_out_every is set; or {_built_again(path)}"
+                f"runtime.held_out_every is set. Where they are of another recipe or target: {_built_again(path)}"
             )
         found += [places[row] for row in range(len(places))]
     return found

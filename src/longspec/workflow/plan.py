@@ -110,18 +110,18 @@ class Plan(MeasuringPlan):
         if self.init(run, variant) is not None:
             return [f"{paths.BEGINNING}/draft_vocabulary.json".format(run=run, variant=variant)]
         lender = self.lender(run, variant)
-        return [] if lender is None else [_vocabulary(*lender, int(size))]
+        return [] if lender is None else [vocabulary_file(*lender, int(size))]
 
     def vocabulary(self, run: str, variant: str) -> list[str]:
         """Return the draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
         size = methods.vocabulary_size(self.first_recipe(run, variant))
-        return [] if size is None else [_vocabulary(run, variant, size)]
+        return [] if size is None else [vocabulary_file(run, variant, size)]
 
     def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
         """Return the draft vocabulary that is decoded with: the draft's own, or the evaluation's for one that can have it."""
         recipe, size = self.first_recipe(run, variant), self.evaluation_of[run].section.get("draft_vocabulary")
         if size is not None and not methods.has_own_vocabulary(recipe.method.name):
-            return [_vocabulary(run, variant, size)]
+            return [vocabulary_file(run, variant, size)]
         return self.vocabulary(run, variant)
 
     def drafter_vocabulary(self, run: str, variant: str, drafter: str) -> list[str]:
@@ -252,7 +252,7 @@ class Plan(MeasuringPlan):
         return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
 
 
-def _vocabulary(run: str, variant: str, size: int) -> str:
+def vocabulary_file(run: str, variant: str, size: int) -> str:
     """Return the file of a draft vocabulary."""
     return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
 

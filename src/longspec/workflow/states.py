@@ -15,7 +15,7 @@ from longspec.config import OFFLINE, plain, yaml_files
 from longspec.config.schema import mix_of
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
-from longspec.workflow.plan import Plan, freeze_runtime
+from longspec.workflow.plan import Plan, freeze_runtime, vocabulary_file
 
 
 def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
@@ -57,7 +57,8 @@ class StatesPlan:
     def _vocabulary(self, stage: Stage) -> list[str]:
         """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
         run, variant, _ = stage
-        return self.plan.vocabulary(*(self.plan.lender(run, variant) or (run, variant)))
+        size = methods.vocabulary_size(self.plan.first_recipe(run, variant))
+        return [] if size is None else [vocabulary_file(*(self.plan.lender(run, variant) or (run, variant)), size)]
 
     # Building.
 

@@ -80,7 +80,7 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
     if own_target and draft is not None and not own_draft:
         raise ValueError(f"{target}: is in OpenVINO's format, {draft} is not; give both in this format, or neither")
     if not own_target:
-        more = [] if draft is None or own_draft else [str(draft)]
+        more = [] if draft is None or own_draft else ["--draft", str(draft)]
         done = subprocess.run([sys.executable, "-m", CONVERTER, str(target), str(out), *more], check=False)
         if done.returncode < 0:
             sys.exit(f"error: the process that converts {target} was killed by signal {-done.returncode}")

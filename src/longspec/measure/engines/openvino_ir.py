@@ -1,8 +1,7 @@
 """A target and its EAGLE-3 draft as OpenVINO's model files (IR), in float32. OpenVINO rounds them itself where it is asked to.
 
-    python -m longspec.measure.engines.openvino_ir TARGET OUT [DRAFT]    in an environment that has optimum-intel
-
-TARGET: a folder; DRAFT: as `longspec export DRAFT --layout openvino` writes it; OUT: the folder of both in OpenVINO's format.
+    python -m longspec.measure.engines.openvino_ir TARGET OUT                  in an environment that has optimum-intel
+    python -m longspec.measure.engines.openvino_ir TARGET OUT --draft DRAFT    DRAFT: an export of the layout openvino
 
 Read in optimum-intel 2.2.0 (exporters/openvino) and OpenVINO GenAI 2026.4 (speculative_decoding/eagle3_model_transforms.cpp):
 
@@ -12,12 +11,16 @@ hidden_layers_list: an entry of the file's rt_info. The layers whose outputs the
 d2t: target token less draft token, as in the draft's file.
 """
 
+import argparse
 import json
 import logging
 import os
 import shutil
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 MODEL = "openvino_model.xml"
@@ -72,8 +75,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     model.set_rt_info(layers, [LAYERS])
     openvino.save_model(model, out / MODEL, compress_to_fp16=False)
     shutil.copyfile(plain / "config.json", out / "config.json")
-    del model  # its weights are those of the file
-    shutil.rmtree(plain)
+    del model  # its weights are those of the file, which is gone with the folder beside
 
 
 def _load_target(folder: Path) -> Any:
@@ -90,17 +92,32 @@ def _write(model: Any, out: Path) -> None:
     export_from_model(model.eval(), out, task=TASK, ov_config=OVConfig(dtype="fp32"), stateful=True)
 
 
+def make(target: Path, draft: Path | None, out: Path) -> None:
+    """Write out/target and, of a draft, out/draft. What is there already is left alone; each appears whole."""
+    work: dict[str, Callable[[Path], None]] = {"target": partial(convert_target, target)}
+    if draft is not None:
+        work["draft"] = partial(convert_draft, draft, target)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, convert in work.items():
+        if not (out / name).exists():
+            with TemporaryDirectory(dir=out) as place:
+                (beside := Path(place) / name).mkdir()
+                convert(beside)
+                beside.rename(out / name)
+
+
 def main() -> None:
-    """Write OUT/target and, of a draft, OUT/draft; what is there already is left alone."""
-    target, out, *drafts = map(Path, sys.argv[1:])
+    """Convert what the command line names."""
+    parser = argparse.ArgumentParser(description="Write a target and its EAGLE-3 draft in OpenVINO's format.")
+    parser.add_argument("target", type=Path, help="the target's folder")
+    parser.add_argument("out", type=Path, help="the folder to make `target` and `draft` in")
+    parser.add_argument("--draft", type=Path, help="a draft as `longspec export DRAFT --layout openvino` writes it")
+    options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.captureWarnings(True)
     logging.getLogger("py.warnings").setLevel(logging.ERROR)  # its tracer's, of each layer
     try:
-        if not (out / "target").exists():
-            convert_target(target, out / "target")
-        if drafts and not (out / "draft").exists():
-            convert_draft(drafts[0], target, out / "draft")
+        make(options.target, options.draft, options.out)
     except ValueError as error:
         sys.exit(f"error: {error}")
 
