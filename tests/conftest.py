@@ -11,10 +11,9 @@ from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 
 OF_MINUTES = [
     "test_vllm_glide",
-    "test_chaos_graph",
+    "test_made_up_method",
     "test_job",
     "test_sbatch",
-    "test_made_up_method",
     "test_elastic",
     "test_method_jobs",
     "test_attention_compiled",

@@ -27,7 +27,7 @@ from typing import Any
 
 from longspec.atomic_files import remove
 from tests.workflow.calls import Call, Place
-from tests.workflow.same_files import FOLDERS, differing, kept_files
+from tests.workflow.same_files import differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
 
 STRIKES = (
@@ -43,7 +43,7 @@ STRIKES = (
 CUT, FLIPPED = DAMAGES = ("cut", "flipped bit")
 CHANGES = {
     "changed input": (INPUT, r"\A", '{"text": "a line more"}\n'),
-    "changed recipe": (f"config/run/{RUN}.yaml", "1.0e-2", "2.0e-2"),
+    "changed recipe": ("config/run/{run}.yaml", "1.0e-2", "2.0e-2"),
 }
 KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there are more files than signals
 GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
@@ -73,11 +73,6 @@ class Moment:
     victim: str = ""
     outcome: str = ""
     seconds: float = 0.0
-
-    @property
-    def file(self) -> str:
-        """The damaged file."""
-        return self.victim.partition(" at ")[0] if self.kind in DAMAGES else ""
 
 
 @dataclass
@@ -156,7 +151,7 @@ class Round:
     def changed_call(self, moment: Moment) -> None:
         """Change what a user may change, see that the plan has it, call, and take the change back."""
         name, pattern, new = CHANGES[moment.kind]
-        path = self.place.folder / name
+        path = self.place.folder / (name := name.format(run=self.place.run))
         before = path.read_text()
         path.write_text(re.sub(pattern, new, before, count=1))
         moment.victim = name
@@ -167,7 +162,9 @@ class Round:
         call.wait_for(self.draw.choice((1, 2, 3, 4)), self.draw.random(), self.times)
         call.strike("SIGINT to the group", self.draw)
         call.finish()
-        moment.outcome = "; ".join(call.errors()) or ("done again" if call.code == 0 else "stopped while it was done again")
+        moment.outcome = call.refused().replace("\n", "; ") or (
+            "done again" if call.code == 0 else "stopped while it was done again"
+        )
         path.write_text(before)
 
     def has_ended(self, call: Call) -> bool:
@@ -230,15 +227,12 @@ def place_for(folder: Path, root: Path) -> Iterator[Place]:
 
 
 def undisturbed(place: Place) -> tuple[dict[str, str], dict[str, float]]:
-    """The files of a run that nobody disturbs, which are then removed, and the seconds that its jobs take."""
+    """The files of a run that nobody disturbs, and the seconds that its jobs take."""
     call = place.call()
     times = call.watch()
     if call.code:
         raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
-    files = kept_files(place.folder)
-    for name in (*FOLDERS, "logs", ".snakemake"):
-        shutil.rmtree(place.folder / name)
-    return files, times
+    return kept_files(place.folder), times
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,24 +60,31 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytes
     assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)
 
 
-def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_which_keys_train_a_stage_again(
+    built: Workflow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(built.folder)
+    own_config = partial(compose_stage, config_dir=built.folder / "config")
+    monkeypatch.setattr(runs, "compose_stage", own_config)
+    monkeypatch.setattr(runs.subprocess, "run", lambda command, **_: built.call(*command[3:], shown=False))
+    demo = argparse.Namespace(run="demo", snakemake=[])
     for stage in ("base", "long", "longcot"):
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
     built.output("--touch", "--forceall", "--cores=1", "--quiet")
-    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
+    assert runs.plan(demo) == 0
+    assert capsys.readouterr().out == "nothing to be done: all files are there and up to date\n"
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
     rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
     (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")
-    code, text = longspec(built, "plan", "demo")
-    assert code == 0
+    assert runs.plan(demo) == 0
+    text = capsys.readouterr().out
     assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps, about 72 s\n" in text
     assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
     assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
-    monkeypatch.chdir(built.folder)
     Path("results/demo/report.json").unlink()
     with pytest.raises(ValueError, match=r"results/demo/report\.json: no such file; make it first: longspec train demo"):
-        runs.report(argparse.Namespace(run="demo"))
+        runs.report(demo)
 
 
 def test_help_names_every_verb_and_verbs_of_other_rooms_are_there() -> None:

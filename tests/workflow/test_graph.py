@@ -174,9 +174,7 @@ def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None
 
 
 def test_a_path_that_names_no_run_or_a_second_one_of_its_name_is_refused(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^runs: nowhere/mine\.yaml: no such file"):
-        settings.plan(run="nowhere/mine.yaml")
+    settings.refuses(r"^runs: nowhere/mine\.yaml: no such file", run="nowhere/mine.yaml")
     for folder in (tmp_path, settings.folder / "config/run"):
         (folder / "mine.yaml").write_text("base: demo\n")
-    with pytest.raises(ValueError, match=r"another run has this name, config/run/mine\.yaml"):
-        settings.plan(runs=["mine", f"{tmp_path}/mine.yaml"])
+    settings.refuses(r"another run has this name, config/run/mine\.yaml", runs=["mine", f"{tmp_path}/mine.yaml"])

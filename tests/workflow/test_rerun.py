@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from longspec.cli.serve import MEASURES
-from tests.workflow.planning import Workflow
+from tests.workflow.planning import Workflow, install
 from tests.workflow.test_bench import add_bench
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -40,10 +40,11 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     assert "--evaluations bench" in told
 
 
-def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_else(built: Workflow) -> None:
-    python = built.folder / ".venv-serve/vllm/bin/python"
-    python.parent.mkdir(parents=True)
-    python.touch(0o755)
+def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_else(
+    built: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(built.folder)
+    install("vllm")
     told = built.output("-n", "serves")
     assert all(f"{P}/serves/{name}.jsonl" in told for name in ("longspec", "vllm"))
     assert f"{P}/serves/llama.cpp.jsonl" not in told
@@ -56,14 +57,17 @@ def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_e
 
 
 def test_a_changed_runtime_section_does_not_hide_an_unfinished_stage(built: Workflow) -> None:
-    """Nor does it change what is written down of the finished ones; the training itself fails here."""
+    """Nor does it change what is written down of the finished ones; the training itself, with its modules, fails here."""
     runtimes = {stage: built.folder / P / stage / "runtime.yaml" for stage in ("base", "long")}
     for path in runtimes.values():
         path.write_text("as it was\n")
     (built.folder / P / "long/checkpoint.json").unlink()
     for stage in runtimes:
         built.edit(f"config/run/demo.yaml:{stage}", r"\bsave_every: \d+", "save_every: 77")
-    assert built.call(f"{P}/long/checkpoint.json", "--cores=1").returncode == 1
+    modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
+    done = built.call(f"{P}/long/checkpoint.json", "--cores=1", *modules)
+    assert done.returncode == 1
+    assert "Activating environment modules: cuda/12.4" in done.stdout + done.stderr
     assert "save_every: 77\n" in runtimes["long"].read_text()
     assert runtimes["base"].read_text() == "as it was\n"
 

@@ -89,12 +89,6 @@ def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workfl
     assert "longspec.cluster launch --plain --ranks 2 --cpus 8 -- longspec.measure evaluate " in done.stdout + done.stderr
 
 
-def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:
-    modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
-    done = built.call(f"{STAGE}/checkpoint.json", "--cores=1", *modules)
-    assert "Activating environment modules: cuda/12.4" in done.stdout + done.stderr
-
-
 def test_a_preempted_stage_is_tried_again_and_a_hopeless_one_is_not(
     slurm: Path, built: Workflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,9 +11,8 @@ import pytest
 from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.cli.__main__ import main
-from longspec.engines import ENGINES
 from longspec.methods.glide import settings as glide
-from tests.workflow.planning import Settings
+from tests.workflow.planning import Settings, install
 
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
 GLIDE = "results/demo/sinkpi-slicing/final_draft"
@@ -49,13 +48,6 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setenv(V2, "1")
     monkeypatch.delenv(V2)
     return made
-
-
-def install(*names: str) -> None:
-    for name in names:
-        python = Path(ENGINES[name].python)
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch(0o755)
 
 
 def said(capsys: Any, *arguments: str) -> str:

@@ -5,17 +5,10 @@ from pathlib import Path
 
 from longspec.measure.tasks import parse
 from longspec.workflow.serves import ServesPlan
-from tests.workflow.planning import Settings
+from tests.workflow.planning import Settings, install
 
 RUN = "config/run/demo-eagle3.yaml"
 MEASURED = ("longspec", "vllm", "llama.cpp")
-
-
-def install(*names: str) -> None:
-    for name in names:
-        python = Path(f".venv-serve/{name}/bin/python")
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch(0o755)
 
 
 def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(settings: Settings) -> None:

@@ -11,7 +11,9 @@ from subprocess import CompletedProcess
 
 PATIENCE = 300  # seconds
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["snakemake.cli", "hydra"])
+SERVER.set_forkserver_preload(
+    ["snakemake.cli", "snakemake.storage", "snakemake.report.html_reporter", "smart_open", "hydra", "jsonlines"]
+)
 
 
 def snakemake(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> CompletedProcess[str]:
