@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -8,6 +9,7 @@ import pytest
 
 from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
+from tests.data.hub_standin import Hub, running
 
 OF_MINUTES = [
     "test_vllm_glide",
@@ -70,6 +72,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         packed[name] = root / "packed" / name / "manifest.json"
         packing.make([shard], LENGTH, collation, "split", packed[name])
     return Corpus(build, raw, manifest, packed["texts"], packed["answers"])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in for the hub, asked without a token."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with running() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.address)
+        yield started
 
 
 @pytest.fixture

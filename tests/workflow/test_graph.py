@@ -30,17 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
     return workflow.plan("--profile", "slurm", "--config", "runs=[demo,demo-eagle3,demo-eagle3-offline,wheel,published]")
 
 
-def test_each_stage_starts_from_the_draft_of_the_one_before(demo: Jobs) -> None:
-    plan = demo
-    assert "draft" not in plan[f"{P}/base/checkpoint.json"]["input"]
-    assert "--init-weights" not in plan[f"{P}/base/checkpoint.json"]["command"]
-    for before, stage in (("base", "long"), ("long", "longcot")):
-        weights = f"{P}/{before}/draft/model.safetensors"
-        job = plan[f"{P}/{stage}/checkpoint.json"]
-        assert weights in job["input"]
-        assert f"--init-weights {weights}" in job["command"]
-
-
 def test_the_demo_evaluates_both_baselines_and_every_stage(demo: Jobs) -> None:
     jobs = {path: job["command"] for path, job in demo.items() if job["rule"] == "evaluate"}
     assert set(jobs) == {f"{P}/evaluation/{name}.jsonl" for name in ("untrained", "lookup", "base", "long", "longcot")}

@@ -9,7 +9,7 @@ import pytest
 
 from longspec.target.fetch import write_facts
 from longspec.workflow.checks import check_prompts
-from tests.data.hub_standin import running
+from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
 from tests.gguf_files import write as write_gguf
 from tests.workflow.planning import Settings
@@ -111,17 +111,15 @@ def test_shards_follow_from_the_size_of_files(own: Settings) -> None:
     assert own.plan(run="mine").shards("chats") == 13
 
 
-def test_a_target_of_the_hub_is_asked_once(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_of_the_hub_is_asked_once(own: Settings, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the run its facts are kept, and later plans ask nobody."""
     write(own, RUN.replace("my-llama", "hf:o/small"))
     kept = own.folder / "config/run/mine.target.json"
-    with running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setenv("FETCH_OFFLINE", "0")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-        hub.add("o/small", {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"weights"})
-        assert recipe_of(own).data.sequence_length == 2048
-        assert not hub.asked_for(".safetensors")
+    monkeypatch.setenv("FETCH_OFFLINE", "0")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    hub.add("o/small", {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": b"weights"})
+    assert recipe_of(own).data.sequence_length == 2048
+    assert not hub.asked_for(".safetensors")
     told = {"source": "hf:o/small", "family": "llama", "layers": 8, "tokens": 128256, "positions": 2048}
     assert json.loads(kept.read_text()) == told
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
