@@ -108,15 +108,8 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     train, held_out = rows(tmp_path / "raw", "train"), rows(tmp_path / "raw", "held_out")
     pages = sum(len(book["pages"]) for book in books[10:])
     empty = sum("" in book["pages"] for book in books[10:])
-    assert holds(
-        manifest,
-        read=301,
-        made=pages - 290,
-        filtered=10 + 2,
-        rejected=empty + 1,
-        train=len(train),
-        held_out=len(held_out),
-    )
+    counts = {"read": 301, "made": pages - 290, "filtered": 10 + 2, "rejected": empty + 1}
+    assert holds(manifest, **counts, train=len(train), held_out=len(held_out))
     assert len(train) + len(held_out) == pages - empty - 2
     assert not {record["book"] for record in train} & {record["book"] for record in held_out}
     assert manifest["align"] == {
