@@ -1,7 +1,7 @@
 """Fixtures of all tests."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -82,6 +82,20 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     with running() as started:
         monkeypatch.setenv("HF_ENDPOINT", started.address)
         yield started
+
+
+@pytest.fixture
+def longspec(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The command `longspec` with some arguments, in this process: its exit status, and all that it prints."""
+    from longspec.cli.__main__ import main
+
+    def called(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out + told.err
+
+    return called
 
 
 @pytest.fixture

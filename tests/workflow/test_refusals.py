@@ -55,8 +55,8 @@ CASES = {
     "fields that the file has not": (DEMO, COT, "cot: {source: prompts.jsonl, template: '{qestion}'}", "tasks.cot.template: "),
     "a file that runs code": (
         WORKFLOW,
-        r"^envmodules: .*",
-        "__use_yte__: true\nenvmodules:\n  - ?open('INJECTED', 'w').close()",
+        r"^keep_states: .*",
+        "__use_yte__: true\nkeep_states:\n  - ?open('INJECTED', 'w').close()",
         "config/workflow.yaml: __use_yte__: a configuration holds values and runs no code; remove the key",
     ),
     "unknown dataset of a task": (DEMO, r"\bdata: puzzles\b", "data: puzzle", "evaluation.tasks.cot.data: there is no dataset"),
