@@ -1,7 +1,5 @@
 """A whole run disturbed at seeded random moments, compared with the same run undisturbed: `make chaos MOMENTS=300`.
 
-    python -m tests.workflow.chaos --moments 300 --out benchmarks/results/chaos_graph.jsonl
-
 A round begins with nothing and goes to the run's end through several moments. At each, some jobs have been let pass, and one is
 in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and is called again as before. What its messages
 advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
@@ -54,6 +52,8 @@ NOT_DERIVED = re.compile(
     r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round
+SEED, IN_A_ROUND = 0, 8  # at most so many moments before a run is let end
+SCRATCH, OUT = Path(".cache/chaos-graph"), Path("benchmarks/results/chaos_graph.jsonl")
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty
 
 
@@ -239,29 +239,24 @@ def main() -> None:
     """Disturb rounds until there were so many moments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=300)
-    parser.add_argument("--in-a-round", type=int, default=8, help="at most so many moments before a run is let end")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=Path(".cache/chaos-graph"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
-    options = parser.parse_args()
-    root = Path(__file__).parents[2]
-    with place_for(options.scratch / "undisturbed", root) as place:
+    wanted, root = parser.parse_args().moments, Path(__file__).parents[2]
+    with place_for(SCRATCH / "undisturbed", root) as place:
         expected, times = undisturbed(place)
-    lines: list[dict[str, Any]] = [{"seed": options.seed, "in_a_round": options.in_a_round}]
+    lines: list[dict[str, Any]] = [{"seed": SEED, "in_a_round": IN_A_ROUND}]
     moments: list[Moment] = []
-    while len(moments) < options.moments:
+    while len(moments) < wanted:
         number = len(lines) - len(moments) - 1
-        with place_for(options.scratch / f"round-{number}", root) as place:
-            current = Round(place, random.Random(f"{options.seed} {number}"), times, number)
+        with place_for(SCRATCH / f"round-{number}", root) as place:
+            current = Round(place, random.Random(f"{SEED} {number}"), times, number)
             try:
-                current.run(min(options.in_a_round, options.moments - len(moments)))
+                current.run(min(IN_A_ROUND, wanted - len(moments)))
                 current.check(expected)
             except AssertionError:
-                shutil.copytree(place.folder, options.scratch / f"failed-{number}", symlinks=True)
+                shutil.copytree(place.folder, SCRATCH / f"failed-{number}", symlinks=True)
                 raise
         moments += current.moments
         lines += [*map(asdict, current.moments), {"round": number, "end": "as undisturbed"}]
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        OUT.write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcomes = Counter((moment.kind, moment.outcome.partition(":")[0]) for moment in moments)
     print("\n".join(f"{kind}: {outcome or 'goes on'}: {count}" for (kind, outcome), count in sorted(outcomes.items())))
 
