@@ -1,12 +1,12 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
 import subprocess
-import sys
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 
 from longspec.cluster import stages
+from longspec.cluster.resume import SNAKEMAKE
 from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.run_file import CONFIG_DIR, SUFFIX, read_run
 from longspec.report import ending
@@ -15,7 +15,6 @@ from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
 EVERY = 30.0  # seconds between two looks at the stages that train
 
 
