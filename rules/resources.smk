@@ -7,7 +7,6 @@ from snakemake.resources import Resource
 
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
-
 # Set-resources of `train` in the profile. Snakemake (9.27) has no public name for them; not reported.
 GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
 with one_line_errors():
