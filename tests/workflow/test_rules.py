@@ -78,7 +78,7 @@ rule both:
 rule one:
     output: "{name}"
     resources: gpu_jobs=1
-    shell: "mkdir running; sleep 1; rmdir running; touch {output}"
+    shell: "mkdir running; sleep 0.5; rmdir running; touch {output}"
 """
 
 
