@@ -14,8 +14,6 @@ rule answer:
         "logs/answer/{model}/{dataset}/{answering}/{part}-of-{parts}.log",
     wildcard_constraints:
         dataset=one_of(ANSWERS.computed),
-    envmodules:
-        *ENVMODULES,
     threads: 2
     resources:
         ranks=1,

@@ -72,7 +72,6 @@ MEASURED = {
 }
 
 HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
-ENVMODULES = PLAN.settings.get("envmodules", [])
 
 
 def of_hub(key, dataset):

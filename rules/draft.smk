@@ -85,8 +85,6 @@ rule evaluate:
         "logs/evaluate/{run}/{variant}/{measured}/{drafter}.log",
     wildcard_constraints:
         measured="evaluation|bench|serves",
-    envmodules:
-        *ENVMODULES,
     threads: 1
     resources:
         ranks=1,

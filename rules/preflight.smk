@@ -17,8 +17,6 @@ rule preflight_run:
     log:
         "logs/preflight/{run}.log",
     retries: 0
-    envmodules:
-        *ENVMODULES,
     threads: 2
     resources:
         **NODE_JOB,

@@ -15,8 +15,6 @@ rule build_states:
     log:
         "logs/build_states/{model}/{rows}/{declaration}/{part}.log",
     priority: 1
-    envmodules:
-        *ENVMODULES,
     threads: 2
     resources:
         **NODE_JOB,

@@ -46,8 +46,6 @@ rule train_target:
         "logs/train_target/{model}.log",
     wildcard_constraints:
         model=one_of(PLAN.built),
-    envmodules:
-        *ENVMODULES,
     threads: 2
     resources:
         cpus_per_task=job_threads,
@@ -102,8 +100,6 @@ rule dequantize_target:
         "logs/dequantize_target/{model}.log",
     wildcard_constraints:
         model=one_of(PLAN.of_gguf),
-    envmodules:
-        *ENVMODULES,
     resources:
         mem_mb=64000,
         runtime="2h",

@@ -58,8 +58,6 @@ rule train:
     log:
         "logs/train/{run}/{variant}/{stage}.log",
     priority: 1
-    envmodules:
-        *ENVMODULES,
     threads: 2
     resources:
         **NODE_JOB,

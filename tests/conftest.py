@@ -1,6 +1,7 @@
 """Fixtures of all tests."""
 
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TextIO
 
@@ -8,13 +9,13 @@ import pytest
 
 from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
+from tests.data.hub_standin import Hub, running
 
 OF_MINUTES = [
     "test_vllm_glide",
-    "test_chaos_graph",
+    "test_made_up_method",
     "test_job",
     "test_sbatch",
-    "test_made_up_method",
     "test_elastic",
     "test_method_jobs",
     "test_gpu",
@@ -73,6 +74,30 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         packed[name] = root / "packed" / name / "manifest.json"
         packing.make([shard], LENGTH, collation, "split", packed[name])
     return Corpus(build, raw, manifest, packed["texts"], packed["answers"])
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A stand-in for the hub, asked without a token."""
+    for name in ("HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with running() as started:
+        monkeypatch.setenv("HF_ENDPOINT", started.address)
+        yield started
+
+
+@pytest.fixture
+def longspec(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """The command `longspec` with some arguments, in this process: its exit status, and all that it prints."""
+    from longspec.cli.__main__ import main
+
+    def called(*arguments: str) -> tuple[int, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out + told.err
+
+    return called
 
 
 @pytest.fixture

@@ -66,7 +66,6 @@ BUILD: dict[str, list[Any]] = {
         [PHASE | {"rows": 1.5}],
         [PHASE | {"sequence_length": 10**6}],
         [PHASE | {"dataset": "../x"}],
-        [PHASE | {"extra": 1}],
     ],
 }
 SECTIONS: list[tuple[type, dict[str, list[Any]]]] = [(Recipe, RECIPE), (Runtime, RUNTIME), (Build, BUILD)]
@@ -218,16 +217,9 @@ def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
     assert "states:\n  dtype: bfloat16\n  source: offline\n  top_k: 64\n" in text
 
 
-ANCHORS = (
-    r"recipe\.draft\.anchors: random: positions of rows of 128 tokens .* drawn anew in every step, .* train this stage with "
-    r"recipe\.states\.source: online \(a run's other stages may stay offline\), or set recipe\.draft\.anchors: off"
-)
-
-
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([*GLIDE[:1], "stage=base", GLIDE[2], OFFLINE, "recipe.draft.start=random"], ANCHORS),
         ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], r"recipe\.states\.top_k: 4: this draft learns"),
         (
             [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],

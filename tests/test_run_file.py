@@ -89,7 +89,6 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
         ("base: dmo\n", r"mine\.yaml: base: there is no config/run/dmo\.yaml; did you mean 'demo'\?"),
         ("base: mine\n", r"mine\.yaml: base: mine -> mine leads back; derive from another run"),
         ("final: lats\n", r"mine\.yaml: final: 'lats' is unknown; choose one of best, last"),
-        ("seed: 1\nseed: 2\n", r"mine\.yaml: line 2: key 'seed' stands twice"),
     ],
 )
 def test_what_no_run_says_is_refused_with_its_key(config: Path, text: str, told: str) -> None:

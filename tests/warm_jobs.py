@@ -143,6 +143,7 @@ def _server() -> socket.socket:
 
 
 def _import() -> None:
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous
     import torch.distributed.run
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
@@ -153,6 +154,9 @@ def _import() -> None:
         program = importlib.import_module(f"{verb}.__main__")
         del sys.modules[program.__name__], sys.modules[verb].__main__  # it is run, not imported
     torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen = Forked
+    # Records that nobody reads; the method's name in them is looked for in all modules, which takes half of torchrun's start.
+    for unread in ("get_method_name", "construct_and_record_rdzv_event"):
+        setattr(torch.distributed.elastic.rendezvous.dynamic_rendezvous, unread, lambda *_, **__: "")
 
 
 def _next_request(requests: socket.socket) -> list[str]:

@@ -3,13 +3,13 @@
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.atomic_files import write_json, write_text
-from longspec.cli.__main__ import main
 from longspec.cli.side_by_side import asked_of, outcome
 from longspec.decode.autoregressive import Plain
 from longspec.decode.texts import Row
@@ -27,16 +27,8 @@ def draft(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Pa
     return tmp_path / "draft"
 
 
-def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit status of `longspec`, and what it prints."""
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    told = capsys.readouterr()
-    return int(ended.value.code or 0), told.out + told.err
-
-
-def test_both_texts_are_transformers_own(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, told = said(capsys, "try", str(draft), QUESTION, "--new-tokens", "24")
+def test_both_texts_are_transformers_own(draft: Path, longspec: Any) -> None:
+    code, told = longspec("try", str(draft), QUESTION, "--new-tokens", "24")
     assert code == 0
     target = AutoModelForCausalLM.from_pretrained(draft.parent / "target")
     tokenizer = AutoTokenizer.from_pretrained(draft.parent / "target")
@@ -85,18 +77,16 @@ def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
         (["draft", "x", "--target", "draft/custom_generate"], "error: --target: draft/custom_generate: has no config.json"),
     ],
 )
-def test_what_cannot_be_tried_is_one_line(
-    draft: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
-) -> None:
-    code, text = said(capsys, "try", *arguments)
+def test_what_cannot_be_tried_is_one_line(draft: Path, longspec: Any, arguments: list[str], told: str) -> None:
+    code, text = longspec("try", *arguments)
     assert code == 1
     assert text.startswith(told)
     assert text.count("\n") == 1
 
 
-def test_a_target_that_has_gone_is_asked_for(draft: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_target_that_has_gone_is_asked_for(draft: Path, longspec: Any) -> None:
     shutil.move("target", "moved")
-    code, text = said(capsys, "try", "draft", QUESTION)
+    code, text = longspec("try", "draft", QUESTION)
     assert (code, text.startswith("error: draft: its target, target, is not here")) == (1, True)
     assert "give --target FOLDER" in text
-    assert said(capsys, "try", "draft", QUESTION, "--target", "moved", "--new-tokens", "4")[0] == 0
+    assert longspec("try", "draft", QUESTION, "--target", "moved", "--new-tokens", "4")[0] == 0

@@ -45,7 +45,7 @@ if way in ("kill", "crash"):
 if way == "wait":
     while not heard:
         time.sleep(0.1)
-    time.sleep(2)
+    time.sleep(0.3)
     os.write(1, f"rank {ranks.rank} saved after {' '.join(heard)}\n".encode())  # one write: two ranks' lines stay whole
     sys.exit(1)
 """

@@ -1,7 +1,6 @@
 """A small byte-level tokenizer with a ChatML template in which padding and end are one token."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from longspec.data.chat.chat_template import CHATML
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.target import fetch
 from tests.data import families
-from tests.data.hub_standin import Hub, running
 
 # Few examples, the same ones every time where a failure must mean something new; what is kept of them lies in .cache.
 configuration.set_hypothesis_home_dir(Path(__file__).parents[2] / ".cache/hypothesis")
@@ -37,13 +35,3 @@ def tokenizer(tokenizer_manifest: Path) -> Any:
     from longspec.data.chat.encoding import load_tokenizer
 
     return load_tokenizer(tokenizer_manifest)[0]
-
-
-@pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """A stand-in for the hub, asked without a token."""
-    monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    with running() as started:
-        monkeypatch.setenv("HF_ENDPOINT", started.address)
-        yield started

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 from longspec.data.chat.encoding import Encoded, Encoder
 from longspec.demo import puzzles
-from tests.data.agent_families import AGENTS
+from tests.data.agent_families import AGENTS, R1
 
 # Contents trimmed, a header with the date in the system message, the beginning of sequence in the text.
 LLAMA = """{{ bos_token }}{% set day = strftime_now("%d %b %Y") %}
@@ -49,13 +49,6 @@ MISTRAL = """{{ bos_token }}
 {{- turn.content + ' [/INST]' }}
 {%- else %}{{ ' ' + turn.content | trim + eos_token }}{% endif %}
 {%- endfor %}"""
-
-# The reasoning of every answer is left out; the request for an answer opens it.
-R1 = """{{ bos_token }}{% for turn in messages %}
-{%- if turn.role == 'system' %}{{ turn.content }}
-{%- elif turn.role == 'user' %}{{ '<|User|>' + turn.content }}
-{%- else %}{{ '<|Assistant|>' + turn.content.split('</think>')[-1] + eos_token }}{% endif %}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|Assistant|><think>\\n' }}{% endif %}"""
 
 # A token of its own after the last answer; white space behind its turn tokens belongs to them.
 PHI = """{% for turn in messages %}{{ '<|' + turn.role + '|>\\n' + turn.content + '<|end|>\\n' }}{% endfor %}

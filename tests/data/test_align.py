@@ -16,6 +16,7 @@ def run(steps: list[Any], *records: dict[str, Any]) -> list[Any]:
     return [(each.field, each.reason) if isinstance(each, RecordError) else each for each in made]
 
 
+ANSWER, SYSTEM, ASKED = ({"from": who, "value": who} for who in ("gpt", "system", "human"))
 MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"rename": {"question": "problem", "answer": "qwq"}}, {"question": "q", "answer": "a"}, [{"problem": "q", "qwq": "a"}]),
     ({"rename": {"a": "b", "b": "a"}}, {"a": 1, "b": 2, "c": 3}, [{"b": 1, "a": 2, "c": 3}]),
@@ -54,18 +55,7 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"filter": {"field": "t", "min_characters": 2}}, {"t": "x"}, [None]),
     ({"filter": {"field": "t", "present": True}}, {"t": ""}, [None]),
     ({"filter": {"field": "t", "present": False}}, {"t": None}, [{"t": None}]),
-    (
-        {"start_at": {"field": "c"}},
-        {
-            "c": [
-                {"from": "gpt", "value": "0"},
-                {"from": "system", "value": "s"},
-                {"from": "human", "value": "1"},
-                {"from": "gpt"},
-            ]
-        },
-        [{"c": [{"from": "system", "value": "s"}, {"from": "human", "value": "1"}, {"from": "gpt"}]}],
-    ),
+    ({"start_at": {"field": "c"}}, {"c": [ANSWER, SYSTEM, ASKED, ANSWER]}, [{"c": [SYSTEM, ASKED, ANSWER]}]),
 ]
 
 FAULTS: list[tuple[Any, dict[str, Any], tuple[str, str]]] = [

@@ -20,16 +20,13 @@ BAD: list[tuple[bytes, str, str]] = [
     (b'{"text": "cut', "line", "is not valid JSON"),
     (b'["text"]', "line", "must be a JSON object, is list"),
     (b'{"text": "\xff\xfe"}', "line", "'utf-8' codec"),
-    (b'{"text": 3}', "text", "must be text, is int"),
     (b'{"text": "  "}', "text", "is empty"),
-    (b'{"text": "a\\u0000b"}', "text", "NUL"),
     (b'{"text": "a\\ud800b"}', "text", "lone surrogate at character 2"),
     (b'{"text": "\xed\xa0\x80"}', "line", "'utf-8' codec"),
     (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
     (b'{"text": "%s"}' % (b"x" * 3000), "line", "is longer than 0.002 MB"),
     (b"\xef\xbb\xbf{", "line", "is not valid JSON"),
     (b'{"text": "a", "text": "b"}', "line", "names the key 'text' twice"),
-    (b"\0\0\0", "line", "is not valid JSON"),
     (b'{"n": %s}' % (b"9" * 1990), "record", "fits no known format"),
     (b"[" * 1990, "line", "is nested too deep"),
     (b'{"text": "t"} {"text": "t"}', "line", "Extra data"),
@@ -111,15 +108,8 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     train, held_out = rows(tmp_path / "raw", "train"), rows(tmp_path / "raw", "held_out")
     pages = sum(len(book["pages"]) for book in books[10:])
     empty = sum("" in book["pages"] for book in books[10:])
-    assert holds(
-        manifest,
-        read=301,
-        made=pages - 290,
-        filtered=10 + 2,
-        rejected=empty + 1,
-        train=len(train),
-        held_out=len(held_out),
-    )
+    counts = {"read": 301, "made": pages - 290, "filtered": 10 + 2, "rejected": empty + 1}
+    assert holds(manifest, **counts, train=len(train), held_out=len(held_out))
     assert len(train) + len(held_out) == pages - empty - 2
     assert not {record["book"] for record in train} & {record["book"] for record in held_out}
     assert manifest["align"] == {
@@ -197,31 +187,17 @@ def test_nothing_to_train_on_and_a_cut_source_leave_no_manifest(tmp_path: Path, 
     assert not (tmp_path / RAW).exists()
 
 
-def fetched(folder: Path, **changes: Any) -> Path:
-    """What `fetch` leaves: two files and their manifest."""
-    for name in ("b.jsonl", "a.json"):
-        (folder / "files").mkdir(parents=True, exist_ok=True)
-        (folder / "files" / name).write_text(json.dumps({"text": name}) + "\n")
-    files = describe_files(folder, ["files/b.jsonl", "files/a.json"])
-    manifest = {"source": "hf:o/d", "revision": "main", "repository": "o/d", "commit": "c" * 40, "files": files}
-    write_json(folder / "manifest.json", manifest | changes)
-    return folder / "manifest.json"
-
-
 def test_files_of_the_hub_are_read_in_order(tmp_path: Path) -> None:
-    path = fetched(tmp_path / "hub")
-    manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW, fetched=path)
+    (tmp_path / "files").mkdir()
+    for name in ("b.jsonl", "a.json"):
+        (tmp_path / "files" / name).write_text(json.dumps({"text": name}) + "\n")
+    files = describe_files(tmp_path, ["files/b.jsonl", "files/a.json"])
+    write_json(tmp_path / "manifest.json", {"repository": "o/d", "commit": "c" * 40, "files": files})
+    manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
     assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
     assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
-
-
-def test_what_was_fetched_must_be_what_is_configured(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"data\.d\.source: hf:o/d must be fetched first: .* --revision v1"):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
-    with pytest.raises(ValueError, match=r"manifest\.json: source: is hf:o/e, but data\.d\.source is hf:o/d"):
-        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=fetched(tmp_path / "e", source="hf:o/e"))
-    with pytest.raises(ValueError, match=r"manifest\.json: revision: is main, but data\.d\.revision is v1"):
-        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW, fetched=fetched(tmp_path / "hub"))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ from longspec.data.read.records import Chat, Text, to_messages_or_text
 
 ASKED = {"role": "user", "content": "u"}
 ANSWERED = {"role": "assistant", "content": "a"}
+PARTS = [{"type": "text", "text": " x"}, {"type": "text", "text": "y"}]
+EMPTY_SYSTEM = {"role": "system", "content": ""}
 PAIR = Chat([ASKED, ANSWERED])
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": "i", **CALL}]}
@@ -19,6 +21,11 @@ THOUGHT = {"role": "assistant", "content": "a", "reasoning_content": "hm"}
 def called(field: str, value: Any) -> dict[str, Any]:
     """A record whose answer has another field."""
     return {"messages": [ASKED, ANSWERED | {field: value}]}
+
+
+def summary(article: str, abstract: str) -> list[dict[str, Any]]:
+    asked = f"Please summarize the following article: {article}"
+    return [{"role": "user", "content": asked}, {"role": "assistant", "content": abstract}]
 
 
 GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
@@ -34,18 +41,9 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
     ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": " x"}, {"type": "text", "text": "y"}]}, ANSWERED]},
-        Chat([{"role": "user", "content": " xy"}, ANSWERED]),
-    ),
-    (
-        {"messages": [{"role": "system", "content": ""}, ASKED, ANSWERED]},
-        Chat([{"role": "system", "content": ""}, ASKED, ANSWERED]),
-    ),
-    (
-        {"messages": [{"role": "developer", "content": "s"}, ASKED, ANSWERED]},
-        Chat([{"role": "system", "content": "s"}, *PAIR.messages]),
-    ),
+    ({"messages": [{"role": "user", "content": PARTS}, ANSWERED]}, Chat([{"role": "user", "content": " xy"}, ANSWERED])),
+    ({"messages": [EMPTY_SYSTEM, ASKED, ANSWERED]}, Chat([EMPTY_SYSTEM, ASKED, ANSWERED])),
+    ({"messages": [EMPTY_SYSTEM | {"role": "developer"}, ASKED, ANSWERED]}, Chat([EMPTY_SYSTEM, ASKED, ANSWERED])),
     (called("reasoning_content", "hm"), Chat([ASKED, THOUGHT])),
     (called("reasoning", " \n"), PAIR),
     ({"messages": [ASKED, CALLING, RESULT, ANSWERED]}, Chat([ASKED, CALLING, RESULT, ANSWERED])),
@@ -75,17 +73,7 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
         {"problem": "u", "qwq": "hm\n</think>\n\na", "chat_template_kwargs": {"x": [1]}},
         Chat([ASKED, THOUGHT], template_arguments={"x": [1]}),
     ),
-    (
-        {"source": "arxiv", "article": ["x", "y"], "abstract": ["1", "2"]},
-        Chat(
-            [
-                {"role": "user", "content": "Please summarize the following article: x"},
-                {"role": "assistant", "content": "1"},
-                {"role": "user", "content": "Please summarize the following article: y"},
-                {"role": "assistant", "content": "2"},
-            ]
-        ),
-    ),
+    ({"source": "arxiv", "article": ["x", "y"], "abstract": ["1", "2"]}, Chat([*summary("x", "1"), *summary("y", "2")])),
 ]
 
 BAD: list[tuple[dict[str, Any], str, str]] = [

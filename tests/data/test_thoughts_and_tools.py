@@ -167,47 +167,31 @@ def test_two_calls_and_two_results_in_one_turn(tokenizers: dict[str, Any]) -> No
     assert [document.left_out for document in documents] == [0, 1]
 
 
+CALLING: Record = {"role": "assistant", "tool_calls": [CALL]}
+CALLING_TWICE, SAYING_TOO = CALLING | {"tool_calls": [CALL, CALL]}, CALLING | {"content": "I add."}
+
+
 @pytest.mark.parametrize(
-    ("name", "record", "reason"),
+    ("name", "messages", "more", "reason"),
     [
-        ("phi", {"messages": TWICE}, r"messages\[1\]\.reasoning_content: .* does not write it out"),
-        ("phi", {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CALL]}]}, r"tool_calls\[0\]: .* not write it"),
-        ("qwen2.5", {"messages": [QUESTION, LOOP[3]], "tools": [TOOL]}, "tools: the chat template does not write them out"),
-        ("llama-tools", {"messages": LOOP[:2]}, r"messages\[1\]\.reasoning_content: .* does not write it out"),
-        (
-            "llama-tools",
-            {"messages": [QUESTION, {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}]},
-            r"messages\[1\]\.content: .* does not write it out",
-        ),
-        (
-            "llama-tools",
-            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CALL, CALL]}]},
-            "refuses it: only single tool-calls at once",
-        ),
-        (
-            "harmony",
-            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CALL, CALL]}]},
-            r"tool_calls\[1\]: the chat template does not write it out",
-        ),
-        (
-            "r1-tools",
-            {"messages": [QUESTION, {"role": "assistant", "content": "I add.", "tool_calls": [CALL]}]},
-            r"messages\[1\]: the chat template ends such an answer before all of it is written",
-        ),
-        ("harmony", {"messages": [QUESTION, LOOP[1] | {"content": "I say."}]}, "refuses it: content and thinking beside calls"),
-        (
-            "qwen3-tools",
-            {"messages": TWICE, "chat_template_kwargs": {"enable_thinking": False}},
-            r"messages\[1\]\.reasoning_content: the chat template asks for an answer without a thought",
-        ),
-        (
-            "qwen3-tools",
-            {"messages": TWICE, "chat_template_kwargs": {"enable_thinkin": False}},
-            r"chat_template_kwargs\.enable_thinkin: the chat template does not ask for it",
-        ),
+        ("phi", TWICE, {}, r"messages\[1\]\.reasoning_content: .* does not write it out"),
+        ("phi", [QUESTION, CALLING], {}, r"tool_calls\[0\]: .* not write it"),
+        ("qwen2.5", [QUESTION, LOOP[3]], {"tools": [TOOL]}, "tools: the chat template does not write them out"),
+        ("llama-tools", LOOP[:2], {}, r"messages\[1\]\.reasoning_content: .* does not write it out"),
+        ("llama-tools", [QUESTION, SAYING_TOO], {}, r"messages\[1\]\.content: .* does not write it out"),
+        ("llama-tools", [QUESTION, CALLING_TWICE], {}, "refuses it: only single tool-calls at once"),
+        ("harmony", [QUESTION, CALLING_TWICE], {}, r"tool_calls\[1\]: the chat template does not write it out"),
+        ("harmony", [QUESTION, LOOP[1] | {"content": "I say."}], {}, "refuses it: content and thinking beside calls"),
+        ("r1-tools", [QUESTION, SAYING_TOO], {}, r"messages\[1\]: .* ends such an answer before all of it is written"),
+        ("qwen3-tools", TWICE, {"enable_thinking": False}, r"messages\[1\]\.reasoning_content: .* an answer without a thought"),
+        ("qwen3-tools", TWICE, {"enable_thinkin": False}, r"chat_template_kwargs\.enable_thinkin: .* does not ask for it"),
     ],
 )
-def test_what_cannot_be_laid_out_exactly_is_refused(tokenizers: dict[str, Any], name: str, record: Record, reason: str) -> None:
+def test_what_cannot_be_laid_out_exactly_is_refused(
+    tokenizers: dict[str, Any], name: str, messages: list[Record], more: Record, reason: str
+) -> None:
+    """more: tools, or arguments of the template."""
+    record = {"messages": messages} | (more if "tools" in more else {"chat_template_kwargs": more})
     with pytest.raises(LayoutError, match=reason):
         encoded(tokenizers[name], record)
 

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
@@ -117,14 +117,8 @@ class Place:
 
     def output(self, *arguments: str) -> str:
         """What a short call of Snakemake prints, which must end well."""
-        done = subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command, where = self.command(*arguments), {"cwd": self.folder, "env": self.environment()}
+        done = subprocess.run(command, **where, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
@@ -153,7 +147,6 @@ class Call:
 
     place: Place
     process: subprocess.Popen[bytes]
-    began: float = field(default_factory=time.time)
     current: int = 0  # the job that it was waited for
 
     @property
@@ -243,10 +236,6 @@ class Call:
         """All that it has printed, the logs of failed jobs with it."""
         return self.place.said.read_text(errors="replace")
 
-    def errors(self) -> list[str]:
-        """The lines in which jobs, or the plan, tell what is wrong."""
-        return [line for line in self.text().splitlines() if TOLD.search(line)]
-
     def refused(self) -> str:
-        """These lines in one text."""
-        return "\n".join(self.errors())
+        """The lines in which jobs, or the plan, tell what is wrong."""
+        return "\n".join(line for line in self.text().splitlines() if TOLD.search(line))

@@ -1,7 +1,5 @@
 """A whole run disturbed at seeded random moments, compared with the same run undisturbed: `make chaos MOMENTS=300`.
 
-    python -m tests.workflow.chaos --moments 300 --out benchmarks/results/chaos_graph.jsonl
-
 A round begins with nothing and goes to the run's end through several moments. At each, some jobs have been let pass, and one is
 in the midst of its work; then a disturbance (KINDS) comes, Snakemake ends, and is called again as before. What its messages
 advise is done: unlocking, removing a file that is refused by name. A damaged file is remade, refused, or not read any more. In
@@ -27,7 +25,7 @@ from typing import Any
 
 from longspec.atomic_files import remove
 from tests.workflow.calls import Call, Place
-from tests.workflow.same_files import FOLDERS, differing, kept_files
+from tests.workflow.same_files import differing, kept_files
 from tests.workflow.small_run import INPUT, RUN, small_run
 
 STRIKES = (
@@ -43,7 +41,7 @@ STRIKES = (
 CUT, FLIPPED = DAMAGES = ("cut", "flipped bit")
 CHANGES = {
     "changed input": (INPUT, r"\A", '{"text": "a line more"}\n'),
-    "changed recipe": (f"config/run/{RUN}.yaml", "1.0e-2", "2.0e-2"),
+    "changed recipe": ("config/run/{run}.yaml", "1.0e-2", "2.0e-2"),
 }
 KINDS = (*STRIKES, *DAMAGES, *DAMAGES, *CHANGES)  # damages twice, since there are more files than signals
 GROUPS = ("data/raw", "data/tokens", "data/packed", "data/states", "models", "results/*/*/*/checkpoints", "results/*/*/*/draft")
@@ -54,6 +52,8 @@ NOT_DERIVED = re.compile(
     r"|^data/.*\.json$|^models/[^/]+/[^/]+$"
 )
 MOST = 40  # calls of a round
+SEED, IN_A_ROUND = 0, 8  # at most so many moments before a run is let end
+SCRATCH, OUT = Path(".cache/chaos-graph"), Path("benchmarks/results/chaos_graph.jsonl")
 PASSED = (0, 1, 2, 3, 5, 8)  # jobs before a moment: eight moments go through most of the run's thirty
 
 
@@ -73,11 +73,6 @@ class Moment:
     victim: str = ""
     outcome: str = ""
     seconds: float = 0.0
-
-    @property
-    def file(self) -> str:
-        """The damaged file."""
-        return self.victim.partition(" at ")[0] if self.kind in DAMAGES else ""
 
 
 @dataclass
@@ -156,7 +151,7 @@ class Round:
     def changed_call(self, moment: Moment) -> None:
         """Change what a user may change, see that the plan has it, call, and take the change back."""
         name, pattern, new = CHANGES[moment.kind]
-        path = self.place.folder / name
+        path = self.place.folder / (name := name.format(run=self.place.run))
         before = path.read_text()
         path.write_text(re.sub(pattern, new, before, count=1))
         moment.victim = name
@@ -167,7 +162,9 @@ class Round:
         call.wait_for(self.draw.choice((1, 2, 3, 4)), self.draw.random(), self.times)
         call.strike("SIGINT to the group", self.draw)
         call.finish()
-        moment.outcome = "; ".join(call.errors()) or ("done again" if call.code == 0 else "stopped while it was done again")
+        moment.outcome = call.refused().replace("\n", "; ") or (
+            "done again" if call.code == 0 else "stopped while it was done again"
+        )
         path.write_text(before)
 
     def has_ended(self, call: Call) -> bool:
@@ -230,44 +227,36 @@ def place_for(folder: Path, root: Path) -> Iterator[Place]:
 
 
 def undisturbed(place: Place) -> tuple[dict[str, str], dict[str, float]]:
-    """The files of a run that nobody disturbs, which are then removed, and the seconds that its jobs take."""
+    """The files of a run that nobody disturbs, and the seconds that its jobs take."""
     call = place.call()
     times = call.watch()
     if call.code:
         raise DisturbedError(f"the run fails without a disturbance:\n{call.text()[-6000:]}")
-    files = kept_files(place.folder)
-    for name in (*FOLDERS, "logs", ".snakemake"):
-        shutil.rmtree(place.folder / name)
-    return files, times
+    return kept_files(place.folder), times
 
 
 def main() -> None:
     """Disturb rounds until there were so many moments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=300)
-    parser.add_argument("--in-a-round", type=int, default=8, help="at most so many moments before a run is let end")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--scratch", type=Path, default=Path(".cache/chaos-graph"))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/chaos_graph.jsonl"))
-    options = parser.parse_args()
-    root = Path(__file__).parents[2]
-    with place_for(options.scratch / "undisturbed", root) as place:
+    wanted, root = parser.parse_args().moments, Path(__file__).parents[2]
+    with place_for(SCRATCH / "undisturbed", root) as place:
         expected, times = undisturbed(place)
-    lines: list[dict[str, Any]] = [{"seed": options.seed, "in_a_round": options.in_a_round}]
+    lines: list[dict[str, Any]] = [{"seed": SEED, "in_a_round": IN_A_ROUND}]
     moments: list[Moment] = []
-    while len(moments) < options.moments:
+    while len(moments) < wanted:
         number = len(lines) - len(moments) - 1
-        with place_for(options.scratch / f"round-{number}", root) as place:
-            current = Round(place, random.Random(f"{options.seed} {number}"), times, number)
+        with place_for(SCRATCH / f"round-{number}", root) as place:
+            current = Round(place, random.Random(f"{SEED} {number}"), times, number)
             try:
-                current.run(min(options.in_a_round, options.moments - len(moments)))
+                current.run(min(IN_A_ROUND, wanted - len(moments)))
                 current.check(expected)
             except AssertionError:
-                shutil.copytree(place.folder, options.scratch / f"failed-{number}", symlinks=True)
+                shutil.copytree(place.folder, SCRATCH / f"failed-{number}", symlinks=True)
                 raise
         moments += current.moments
         lines += [*map(asdict, current.moments), {"round": number, "end": "as undisturbed"}]
-        options.out.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        OUT.write_text("".join(json.dumps(line) + "\n" for line in lines))
     outcomes = Counter((moment.kind, moment.outcome.partition(":")[0]) for moment in moments)
     print("\n".join(f"{kind}: {outcome or 'goes on'}: {count}" for (kind, outcome), count in sorted(outcomes.items())))
 

@@ -12,7 +12,10 @@ from tempfile import TemporaryDirectory
 from textwrap import dedent, indent
 from typing import Any
 
+import pytest
+
 from longspec.config import yaml_files
+from longspec.engines import ENGINES
 from longspec.workflow.checks import check_prompts, checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings.workflow_file import check_text
@@ -69,6 +72,12 @@ class Settings(Copied):
         check_prompts(plan)
         return plan
 
+    def refuses(self, told: str, **choices: Any) -> str:
+        """What such a plan is refused with, which a pattern must match."""
+        with pytest.raises(ValueError, match=told) as refused:
+            self.plan(**choices)
+        return str(refused.value)
+
 
 class Workflow(Copied):
     """A copy of the workflow."""
@@ -104,6 +113,14 @@ class Workflow(Copied):
                 command = block.partition("Shell command: ")[2]
                 jobs[fields["output"].split(", ")[0]] = fields | {"rule": found[1], "command": command}
         return jobs
+
+
+def install(*engines: str) -> None:
+    """Have engines look installed in the current folder."""
+    for name in engines:
+        python = Path(ENGINES[name].python)
+        python.parent.mkdir(parents=True, exist_ok=True)
+        python.touch(0o755)
 
 
 @cache

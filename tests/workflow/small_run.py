@@ -6,9 +6,8 @@ from pathlib import Path
 from longspec import jsonl
 from tests.workflow.planning import Workflow, copy_to
 
-RUN, VARIANT, STAGES = "chaos", "ttt", ("base", "longcot")
+RUN = "chaos"
 INPUT = "inputs/sums.jsonl"
-P = f"results/{RUN}/{VARIANT}"
 FILES = {
     f"config/run/{RUN}.yaml": """target: demo
 method: eagle3

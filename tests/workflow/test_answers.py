@@ -99,12 +99,10 @@ def test_what_does_not_go_together_dies_at_the_plan_with_its_key(settings: Setti
 def test_running_text_and_the_targets_own_training_are_refused(settings: Settings) -> None:
     regenerate(settings)
     settings.edit("config/model/demo.yaml", "dataset: puzzles", "dataset: own")
-    with pytest.raises(ValueError, match=r"data\.own\.regenerate: config/model/demo\.yaml trains the target on own"):
-        settings.plan()
+    settings.refuses(r"data\.own\.regenerate: config/model/demo\.yaml trains the target on own")
     settings.edit("config/model/demo.yaml", "dataset: own", "dataset: puzzles")
     settings.edit(WORKFLOW, "own: {source: puzzles, records: 4000, seed: 0", "own: {source: stdlib, held_out: 0.1")
-    with pytest.raises(ValueError, match=r"data\.own\.regenerate: the source stdlib is running text"):
-        settings.plan()
+    settings.refuses(r"data\.own\.regenerate: the source stdlib is running text")
 
 
 @pytest.mark.slow
@@ -175,12 +173,10 @@ def test_prompts_that_are_whole_questions_need_no_answers(asked: Settings) -> No
 
 def test_training_on_them_and_other_prompts_of_them_are_refused(asked: Settings) -> None:
     asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
-    with pytest.raises(ValueError, match=r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone"):
-        asked.plan(runs=["demo"])
+    asked.refuses(r"^run 'demo', stage 'longcot': recipe\.data\.name: asked has questions alone", runs=["demo"])
     asked.edit("config/run/demo.yaml:longcot", "name: asked", "name: puzzles")
     asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE.replace("true", "false"))
-    with pytest.raises(ValueError, match=r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has "):
-        asked.plan(runs=["demo"])
+    asked.refuses(r"^config/run/demo\.yaml: evaluation\.tasks\.cot: data\.asked has ", runs=["demo"])
 
 
 def test_answered_questions_are_trained_on(asked: Settings) -> None:
@@ -204,5 +200,4 @@ def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(
 def test_questions_are_held_out_by_the_modules_that_the_librarys_text_is_held_out_by(asked: Settings) -> None:
     asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)
     asked.edit(str(FILE), r"records: 20, held_out: 0\.1", "records: 20, held_out: 0.2")
-    with pytest.raises(ValueError, match=r"data\.\S+held_out: 0\.[12].* both are made from 'stdlib'"):
-        asked.plan(runs=["demo"])
+    asked.refuses(r"data\.\S+held_out: 0\.[12].* both are made from 'stdlib'", runs=["demo"])

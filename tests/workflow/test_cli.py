@@ -1,12 +1,13 @@
 """`longspec new`, `plan`, `train` and `report` call Snakemake as a user would, and say what came out."""
 
-import argparse
 import json
-import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,21 +22,26 @@ CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "ma
 ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
 
 
-def longspec(workflow: Workflow, *arguments: str) -> tuple[int, str]:
-    """The command's exit status and all that it prints, in the copy's folder."""
-    environment = os.environ | {"PYTHONPATH": str(workflow.folder / "src"), "COLUMNS": "200"}
-    command = [sys.executable, "-m", "longspec.cli", *arguments]
-    done = subprocess.run(command, cwd=workflow.folder, env=environment, capture_output=True, text=True)
-    return done.returncode, done.stdout + done.stderr
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[Workflow], None]:
+    """Have a copy be where the command is typed, and Snakemake be called as elsewhere in these tests."""
+
+    def within(copy: Workflow) -> None:
+        monkeypatch.chdir(copy.folder)
+        monkeypatch.setattr(runs, "compose_stage", partial(compose_stage, config_dir=copy.folder / "config"))
+        monkeypatch.setattr(runs.subprocess, "run", lambda command, **_: copy.call(*command[3:], shown=False))
+
+    return within
 
 
-def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longspec: Any) -> None:
+    called(workflow)
     for name in ("inputs", "my-llama"):
         (workflow.folder / name).mkdir()
     (workflow.folder / "inputs/chats.jsonl").write_text(json.dumps(ROW) + "\n")
     (workflow.folder / "my-llama/config.json").write_text(json.dumps(CONFIG))
     asked = ("new", "mine.yaml", "--target", "my-llama", "--data", "inputs/*.jsonl")
-    code, text = longspec(workflow, *asked)
+    code, text = longspec(*asked)
     assert code == 0, text
     assert "results/mine/ttt/train: is trained\n" in text
     *_, jobs, target, data, time, memory, disk = text.splitlines()
@@ -49,34 +55,32 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, monkeypatch: pytes
         r"# yaml-language-server: \$schema=/.*/config/run\.schema\.json\n", (workflow.folder / "mine.yaml").read_text()
     )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
-    with pytest.raises(ValueError, match=r"mine\.yaml: is there already; edit it, or give another name"):
-        new.run(argparse.Namespace(run=workflow.folder / "mine.yaml"))
-    monkeypatch.chdir(workflow.folder)
+    assert longspec(*asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
     Path("chats.jsonl.gz").touch()
     assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-1].startswith("time and disk: not known bef")
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
-    code, text = longspec(workflow, "plan", "mine.yaml")
+    code, text = longspec("plan", "mine.yaml")
     assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)
 
 
-def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any, longspec: Any) -> None:
+    called(built)
     for stage in ("base", "long", "longcot"):
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
     built.output("--touch", "--forceall", "--cores=1", "--quiet")
-    assert longspec(built, "plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
+    assert longspec("plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")
     rows = [json.dumps({"step": step, "seconds": 2.0}) for step in (1, 2, 3)]
     (built.folder / "results/demo/sinkpi-slicing/long/metrics.jsonl").write_text("\n".join(rows) + "\n")
-    code, text = longspec(built, "plan", "demo")
+    code, text = longspec("plan", "demo")
     assert code == 0
     assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps, about 72 s\n" in text
     assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
     assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
-    monkeypatch.chdir(built.folder)
     Path("results/demo/report.json").unlink()
-    with pytest.raises(ValueError, match=r"results/demo/report\.json: no such file; make it first: longspec train demo"):
-        runs.report(argparse.Namespace(run="demo"))
+    told = "error: results/demo/report.json: no such file; make it first: longspec train demo\n"
+    assert longspec("report", "demo") == (1, told)
 
 
 def test_help_names_every_verb_and_verbs_of_other_rooms_are_there() -> None:

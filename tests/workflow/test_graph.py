@@ -30,17 +30,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
     return workflow.plan("--profile", "slurm", "--config", "runs=[demo,demo-eagle3,demo-eagle3-offline,wheel,published]")
 
 
-def test_each_stage_starts_from_the_draft_of_the_one_before(demo: Jobs) -> None:
-    plan = demo
-    assert "draft" not in plan[f"{P}/base/checkpoint.json"]["input"]
-    assert "--init-weights" not in plan[f"{P}/base/checkpoint.json"]["command"]
-    for before, stage in (("base", "long"), ("long", "longcot")):
-        weights = f"{P}/{before}/draft/model.safetensors"
-        job = plan[f"{P}/{stage}/checkpoint.json"]
-        assert weights in job["input"]
-        assert f"--init-weights {weights}" in job["command"]
-
-
 def test_the_demo_evaluates_both_baselines_and_every_stage(demo: Jobs) -> None:
     jobs = {path: job["command"] for path, job in demo.items() if job["rule"] == "evaluate"}
     assert set(jobs) == {f"{P}/evaluation/{name}.jsonl" for name in ("untrained", "lookup", "base", "long", "longcot")}
@@ -174,9 +163,7 @@ def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None
 
 
 def test_a_path_that_names_no_run_or_a_second_one_of_its_name_is_refused(settings: Settings, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^runs: nowhere/mine\.yaml: no such file"):
-        settings.plan(run="nowhere/mine.yaml")
+    settings.refuses(r"^runs: nowhere/mine\.yaml: no such file", run="nowhere/mine.yaml")
     for folder in (tmp_path, settings.folder / "config/run"):
         (folder / "mine.yaml").write_text("base: demo\n")
-    with pytest.raises(ValueError, match=r"another run has this name, config/run/mine\.yaml"):
-        settings.plan(runs=["mine", f"{tmp_path}/mine.yaml"])
+    settings.refuses(r"another run has this name, config/run/mine\.yaml", runs=["mine", f"{tmp_path}/mine.yaml"])

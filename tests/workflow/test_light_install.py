@@ -37,7 +37,7 @@ def test_it_plans_and_makes_records_tokens_and_rows(workflow: Workflow, root: Pa
     environment = without_extras(root, workflow.folder)
     with pytest.raises(AssertionError, match="import of torch halted"):
         call(environment, workflow.folder, "-c", "import torch")
-    workflow.edit("config/workflow.yaml", r"records: \d+", "records: 60")
+    workflow.edit("config/workflow.yaml", r"records: \d+(.*), shards: 2", r"records: 60\1, shards: 1")
     workflow.edit("config/model/demo.yaml", r"^ +- \{dataset: stdlib.*\n", "")
     workflow.edit("config/model/demo.yaml", r"vocabulary: \d+", "vocabulary: 400")
     call(environment, workflow.folder, "-m", "snakemake", "--cores", "2", PACKED)

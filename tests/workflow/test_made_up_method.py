@@ -1,9 +1,10 @@
-"""A draft method that the house does not know goes through the whole graph, with no change elsewhere.
+"""A draft method that the house does not know goes through the whole graph, with no change elsewhere, and also disturbed.
 
-tests/workflow/made_up holds it: a folder of src/longspec/methods, and configuration files.
+tests/workflow/made_up holds it: a folder of src/longspec/methods, and configuration files. Its second stage is offline.
 """
 
 import json
+import random
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -15,11 +16,15 @@ from safetensors.torch import load_file
 
 from longspec.atomic_files import sha256_file
 from tests.workflow.calls import Place
+from tests.workflow.chaos import Round, undisturbed
+from tests.workflow.same_files import FOLDERS
 from tests.workflow.small_run import small_run
 
+pytestmark = pytest.mark.slow
 MADE_UP = Path(__file__).parent / "made_up"
 RUN = "made-up"
 RESULTS = f"results/{RUN}/made-up"
+MOMENTS = 3
 # Greedy text of the target by itself and with its draft, and the card that push would upload.
 USE = """
 import json, sys
@@ -44,7 +49,7 @@ print(json.dumps([
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[Place]:
+def graph(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[tuple[Place, dict[str, str], dict[str, float]]]:
     """The whole graph of the small run with the method in its place, on two ranks a stage; nothing else is touched."""
     workflow = small_run(tmp_path_factory.mktemp("made-up"), root)
     method = workflow.folder / "src/longspec/methods/made_up"
@@ -57,16 +62,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Iterator[P
         workflow.edit("config/workflow.yaml", pattern, new)
     place = Place(workflow.folder.resolve(), RUN)
     with place.warmed(root):
-        place.output()
-        yield place
+        yield place, *undisturbed(place)
 
 
-@pytest.mark.slow
+@pytest.fixture
+def finished(graph: tuple[Place, dict[str, str], dict[str, float]]) -> Place:
+    """The folder in which the graph has ended."""
+    return graph[0]
+
+
 def test_nothing_is_left_to_do(finished: Place) -> None:
     assert "Nothing to be done" in finished.output("-n")
 
 
-@pytest.mark.slow
 def test_stages_follow_each_other_and_the_chosen_one_is_published(finished: Place) -> None:
     first, second = (load_file(finished.folder / RESULTS / stage / "draft/model.safetensors") for stage in ("base", "longcot"))
     assert first.keys() == second.keys() == {"ahead.weight"}
@@ -80,7 +88,6 @@ def test_stages_follow_each_other_and_the_chosen_one_is_published(finished: Plac
     assert json.loads((finished.folder / RESULTS / "final_draft/provenance.json").read_text())["final"] == choice
 
 
-@pytest.mark.slow
 def test_estimates_report_and_gates(finished: Place) -> None:
     rows = [json.loads(line) for line in (finished.folder / RESULTS / "base/metrics.jsonl").read_text().splitlines()]
     assert all(0 < row["labels_two_ahead"] < row["labels"] for row in rows), "what the method counts is in the metrics"
@@ -100,7 +107,6 @@ def test_estimates_report_and_gates(finished: Place) -> None:
     assert (results / "gates.json").is_file()
 
 
-@pytest.mark.slow
 def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Place) -> None:
     folder = f"{RESULTS}/final_draft"
     target = json.loads((finished.folder / "models/demo/target_manifest.json").read_text())["path"]
@@ -116,3 +122,15 @@ def test_the_final_draft_decodes_losslessly_and_has_a_card(finished: Place) -> N
     assert "one linear layer that says the token after the next one, trained on soft labels" in card
     assert "GLIDE" not in card
     assert "| this draft |" in card
+
+
+def test_a_disturbed_run_ends_in_the_same_files(graph: tuple[Place, dict[str, str], dict[str, float]]) -> None:
+    """From nothing, through three moments: the short version of `make chaos`."""
+    place, expected, times = graph
+    for name in (*FOLDERS, "logs", ".snakemake"):
+        shutil.rmtree(place.folder / name)
+    disturbed = Round(place, random.Random(0), times, 0)
+    disturbed.run(MOMENTS)
+    disturbed.check(expected)
+    assert len(disturbed.moments) == MOMENTS
+    assert all(moment.victim for moment in disturbed.moments)

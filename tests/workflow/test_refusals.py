@@ -55,8 +55,8 @@ CASES = {
     "fields that the file has not": (DEMO, COT, "cot: {source: prompts.jsonl, template: '{qestion}'}", "tasks.cot.template: "),
     "a file that runs code": (
         WORKFLOW,
-        r"^envmodules: .*",
-        "__use_yte__: true\nenvmodules:\n  - ?open('INJECTED', 'w').close()",
+        r"^keep_states: .*",
+        "__use_yte__: true\nkeep_states:\n  - ?open('INJECTED', 'w').close()",
         "config/workflow.yaml: __use_yte__: a configuration holds values and runs no code; remove the key",
     ),
     "unknown dataset of a task": (DEMO, r"\bdata: puzzles\b", "data: puzzle", "evaluation.tasks.cot.data: there is no dataset"),
@@ -138,17 +138,14 @@ def test_prompts_that_are_trained_on_are_refused(files: Settings) -> None:
     assert files.plan().task_files("demo") == [Path("a.jsonl")]
     files.edit("config/run/demo.yaml", r"\bcot: \{.*\}", "cot: {source: '?.jsonl'}")
     told = "evaluation.tasks.cot.source: b.jsonl is trained on, as data.stdlib; give other prompts, or its held-out records"
-    with pytest.raises(ValueError, match=re.escape(told)):
-        files.plan()
+    files.refuses(re.escape(told))
 
 
 def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
     settings.edit("config/run/demo.yaml:long", r"^recipe:\n", "recipe:\n  model: {name: other}\n")
-    with pytest.raises(ValueError, match=r"recipe\.model\.name: 'other', but another stage of the run trains for 'demo'"):
-        settings.plan()
+    settings.refuses(r"recipe\.model\.name: 'other', but another stage of the run trains for 'demo'")
     settings.edit("config/run/demo.yaml:long", "name: other", "source: hf:a/b")
-    with pytest.raises(ValueError, match=r"recipe\.model\.name: 'demo' stands for two different targets"):
-        settings.plan()
+    settings.refuses(r"recipe\.model\.name: 'demo' stands for two different targets")
 
 
 def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,59 +153,49 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
     monkeypatch.setattr(methods.settings_of("glide"), "SERVED", {})
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: vllm")
     told = "config/workflow.yaml: evaluation.engine: vllm: loads no glide drafts; set evaluation.engine: longspec (run "
-    with pytest.raises(ValueError, match=re.escape(told + "'demo', variant 'sinkpi-slicing')")):
-        settings.plan()
+    settings.refuses(re.escape(told + "'demo', variant 'sinkpi-slicing')"))
     told = r"config/workflow\.yaml: evaluation\.serve_python: \.venv-serve/vllm/bin/python: no such file; `make \.venv-serve"
-    with pytest.raises(ValueError, match=told):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(told, runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
     section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
     assert (section["engine"], section["serve_python"]) == ("vllm", "/bin/sh")
     settings.edit(WORKFLOW, r"^  engine: vllm", "  engine: vllm\n  with_lookup: 8")
-    with pytest.raises(ValueError, match=r"evaluation\.with_lookup: 8: vLLM drafts by one means alone; give null, or"):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(r"evaluation\.with_lookup: 8: vLLM drafts by one means alone; give null, or", runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  with_lookup: 8", "  with_lookup: null")
     settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [3, [4, 16]]")
-    with pytest.raises(ValueError, match=r"evaluation\.shapes: tree 4-16: vLLM drafts chains alone; give a number of tokens"):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(r"evaluation\.shapes: tree 4-16: vLLM drafts chains alone; give a number of tokens", runs=["demo-eagle3"])
 
 
 def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) -> None:
     """With the recipe's key, before anything is trained: its drafts see all of a text."""
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: llama.cpp")
     told = "config/workflow.yaml: evaluation.engine: llama.cpp: loads no glide drafts; set evaluation.engine: longspec or eval"
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan()
+    settings.refuses(re.escape(told))
     told = (
         "config/workflow.yaml: evaluation.engine: llama.cpp: recipe.method.sliding_window: 512: drafts see all of a text in "
         "llama.cpp, here 4160 tokens; keep to texts of 512 tokens (of an evaluation evaluation.tasks,"
     )
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(re.escape(told), runs=["demo-eagle3"])
     settings.edit("config/run/demo-eagle3.yaml", r"^    (long|cot): \{data.*\n", "")
-    with pytest.raises(
-        ValueError, match=r"serve_python: \.venv-serve/llama\.cpp/bin/python: no such file; `make \.venv-serve/ll"
-    ):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(
+        r"serve_python: \.venv-serve/llama\.cpp/bin/python: no such file; `make \.venv-serve/ll", runs=["demo-eagle3"]
+    )
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
     section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
     assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
     settings.plan(runs=["demo-dflash"])  # whose texts may be long; but its blocks have four tokens beside the newest
     settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [4, 5]")
     told = "evaluation.engine: llama.cpp: evaluation.shapes: 5: drafts of this recipe have at most 4 tokens; ask for no more"
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan(runs=["demo-dflash"])
+    settings.refuses(re.escape(told), runs=["demo-dflash"])
 
 
 def test_a_draft_that_openvino_cannot_represent_is_refused(settings: Settings) -> None:
     """The demo's draft reads the input of layer 0, and OpenVINO reads outputs of layers."""
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: openvino")
     told = "config/workflow.yaml: evaluation.engine: openvino: recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of"
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(re.escape(told), runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  temperatures: \[0\]", "  temperatures: [0, 0.7]")
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: 0\.7: text sampled by OpenVINO is not measured here"):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(r"evaluation\.temperatures: 0\.7: text sampled by OpenVINO is not measured here", runs=["demo-eagle3"])
 
 
 def test_our_own_engine_is_not_recorded(settings: Settings) -> None:

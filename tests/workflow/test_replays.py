@@ -34,8 +34,7 @@ def stage_file(folder: Path, shares: str) -> None:
 )
 def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: str, message: str) -> None:
     stage_file(settings.folder, shares)
-    with pytest.raises(ValueError, match=message):
-        settings.plan()
+    settings.refuses(message)
 
 
 @pytest.mark.parametrize(
@@ -43,16 +42,13 @@ def test_what_cannot_be_replayed_dies_at_the_plan(settings: Settings, shares: st
     [
         ("{stdlib: 0.7, puzles: 0.3}", r"data\.name\.puzles: there is no dataset 'puzles' .* did you mean 'puzzles'\?"),
         ("{stdlib: 1.2, puzzles: -0.2}", r"recipe\.data\.name\.stdlib: must be a number above 0 to below 1, is 1\.2"),
-        ("{stdlib: 0.7, puzzles: 0}", r"recipe\.data\.name\.puzzles: must be a number above 0 to below 1, is 0"),
         ("{stdlib: 0.7, puzzles: 0.2}", r"recipe\.data\.name: the shares of stdlib, puzzles are 0\.9 together; give shares "),
-        ("{stdlib: 0.7, stdlib: 0.3}", r"demo\.yaml: line \d+: key 'stdlib' stands twice"),
         ("[stdlib, puzzles]", r"recipe\.data\.name: \['stdlib', 'puzzles'\] is no name; .* such as \{chats: "),
     ],
 )
 def test_what_cannot_be_mixed_dies_at_the_plan(settings: Settings, mix: str, message: str) -> None:
     settings.edit("config/run/demo.yaml:base", "name: stdlib", f"name: {mix}")
-    with pytest.raises(ValueError, match=message):
-        settings.plan()
+    settings.refuses(message)
 
 
 def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> None:
@@ -84,8 +80,7 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
     shards += [f"{folder}/held-out-1/shard.json" for folder in (first, second)]
     assert states.options(*stage) == ["--states", *shards]
     (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
-    with pytest.raises(ValueError, match=r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'"):
-        settings.plan(runs=["other"])
+    settings.refuses(r"replay\.base/stdlb: stage 'base' trains on no such data set; did you mean 'stdlib'", runs=["other"])
 
 
 def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from longspec.cli.serve import MEASURES
-from tests.workflow.planning import Workflow
+from tests.workflow.planning import Workflow, install
 from tests.workflow.test_bench import add_bench
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -40,10 +40,11 @@ def test_what_decides_no_weights_runs_nothing_again(built: Workflow) -> None:
     assert "--evaluations bench" in told
 
 
-def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_else(built: Workflow) -> None:
-    python = built.folder / ".venv-serve/vllm/bin/python"
-    python.parent.mkdir(parents=True)
-    python.touch(0o755)
+def test_serves_measures_a_finished_run_in_what_is_installed_and_plans_nothing_else(
+    built: Workflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(built.folder)
+    install("vllm")
     told = built.output("-n", "serves")
     assert all(f"{P}/serves/{name}.jsonl" in told for name in ("longspec", "vllm"))
     assert f"{P}/serves/llama.cpp.jsonl" not in told

@@ -1,12 +1,12 @@
 """The text of rules: every placeholder quoted, so that no path and no name is read as a command; which jobs share a GPU."""
 
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 from longspec.config import compose_stage, to_yaml
 from tests.workflow.planning import copy_to
+from tests.workflow.warm import snakemake
 
 PLACEHOLDER = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
 # Several options with their values, made of names alone (longspec.config.names).
@@ -78,7 +78,7 @@ rule both:
 rule one:
     output: "{name}"
     resources: gpu_jobs=1
-    shell: "mkdir running; sleep 1; rmdir running; touch {output}"
+    shell: "mkdir running; sleep 0.5; rmdir running; touch {output}"
 """
 
 
@@ -88,8 +88,7 @@ def test_one_job_runs_at_a_time_where_a_gpu_is_seen(tmp_path: Path, root: Path) 
     (tmp_path / "profile/profile.yaml").write_text(profile.replace(DEVICE, str(tmp_path / "device")))
     (tmp_path / "device").touch()
     (tmp_path / "Snakefile").write_text(SNAKEFILE)
-    command = [sys.executable, "-m", "snakemake", "--workflow-profile", "profile", "--cores", "2", "both"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = snakemake(["--workflow-profile", "profile", "--cores", "2", "both"], tmp_path, os.environ)
     assert done.returncode == 0, done.stderr
     assert "gpu_jobs=1" in done.stderr
 

@@ -73,26 +73,17 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
 
 
 def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workflow) -> None:
-    """As the profile says by hand; on the command line that would take the place of all else that it says."""
+    """As the profile says by hand: on the command line that would take the place of all else that it says (docs/slurm.md)."""
     evaluated = "results/demo/sinkpi-slicing/evaluation/lookup.jsonl"
     (built.folder / evaluated).unlink()
     (built.folder / f"{STAGE}/checkpoint.json").touch()
     built.edit("profiles/slurm/profile.yaml", r"(  evaluate:\n.*\n)    gres: .*$", "\\1    gres: \"'gpu:2'\"\n    ranks: 2")
     command = [evaluated, "--profile", "slurm", "--retries", "0", "--rerun-triggers", "input", *SHORT]
-    refused = built.call(*command, "--set-resources", "evaluate:ranks=2")
-    assert "--set-resources evaluate:ranks=... takes the place of all that the profile sets" in refused.stdout + refused.stderr
-    assert not slurm.exists()
     done = built.call(*command)
     words = asked(slurm)
     assert {"--gres=gpu:2", "--cpus-per-task=8"} <= set(words)
     assert dict(pairwise(words))["-p"] == "gpu"
     assert "longspec.cluster launch --plain --ranks 2 --cpus 8 -- longspec.measure evaluate " in done.stdout + done.stderr
-
-
-def test_modules_are_loaded(slurm: Path, built: Workflow) -> None:
-    modules = ["--software-deployment-method", "env-modules", "--config", "envmodules=[cuda/12.4]"]
-    done = built.call(f"{STAGE}/checkpoint.json", "--cores=1", *modules)
-    assert "Activating environment modules: cuda/12.4" in done.stdout + done.stderr
 
 
 def test_a_preempted_stage_is_tried_again_and_a_hopeless_one_is_not(

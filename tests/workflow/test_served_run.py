@@ -10,10 +10,8 @@ import pytest
 
 from longspec.atomic_files import write_json
 from longspec.cli import serve
-from longspec.cli.__main__ import main
-from longspec.engines import ENGINES
 from longspec.methods.glide import settings as glide
-from tests.workflow.planning import Settings
+from tests.workflow.planning import Settings, install
 
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
 GLIDE = "results/demo/sinkpi-slicing/final_draft"
@@ -51,24 +49,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return made
 
 
-def install(*names: str) -> None:
-    for name in names:
-        python = Path(ENGINES[name].python)
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch(0o755)
-
-
-def said(capsys: Any, *arguments: str) -> str:
-    """What `longspec serve` prints."""
-    with pytest.raises(SystemExit):
-        main(["serve", *arguments])
-    told = capsys.readouterr()
-    return str(told.out + told.err)
-
-
-def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], capsys: Any) -> None:
+def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], longspec: Any) -> None:
     install("vllm")
-    told = said(capsys, "demo-eagle3", "--", "--seed", "7")
+    told = longspec("serve", "demo-eagle3", "--", "--seed", "7")[1]
     assert ["vllm", "0.75", "0.50", "-", "2.12", "8"] in [line.replace("│", " ").split() for line in told.splitlines()]
     measured, (python, words, environment) = calls
     assert measured[measured.index("serves") :] == [
@@ -79,17 +62,17 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
     assert json.loads(words[words.index("--speculative-config") + 1]) == draft
     assert words[-7:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--seed", "7"]
     assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], V2 in environment) == ("1", False)
-    assert f"{GLIDE}/vllm: missing; make it by: longspec export {GLIDE} --layout vllm" in said(capsys, "demo")
+    assert f"{GLIDE}/vllm: missing; make it by: longspec export {GLIDE} --layout vllm" in longspec("serve", "demo")[1]
     Path(f"{GLIDE}/vllm").mkdir()
     write_json(Path(f"{GLIDE}/vllm/config.json"), {})
-    said(capsys, "demo")
+    longspec("serve", "demo")
     assert calls[-1][2][V2] == "0", "the plugin wants another model runner than the one that vLLM takes on GPUs"
 
 
 @pytest.mark.parametrize(
     ("installed", "arguments", "message"),
     [
-        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then"),
+        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then the same command again"),
         (("llama.cpp",), ["demo"], "error: vLLM is not installed"),
         (("llama.cpp",), ["demo-eagle3"], "longspec export"),
         (("vllm",), ["demo-eagle3", "--engine", "llama.cpp"], "longspec export"),
@@ -103,21 +86,21 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
     ],
 )
 def test_the_engine_that_fits_method_and_machine_is_taken(
-    finished: Settings, calls: list[Any], capsys: Any, installed: tuple[str, ...], arguments: list[str], message: str
+    finished: Settings, calls: list[Any], longspec: Any, installed: tuple[str, ...], arguments: list[str], message: str
 ) -> None:
     install(*installed)
-    assert message in said(capsys, *arguments)
+    assert message in longspec("serve", *arguments)[1]
     assert calls == []
 
 
-def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, longspec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glide, "SERVED", {})
-    assert f"error: vLLM loads no glide drafts: `longspec try {GLIDE}`" in said(capsys, "demo")
+    assert f"error: vLLM loads no glide drafts: `longspec try {GLIDE}`" in longspec("serve", "demo")[1]
 
 
-def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -> None:
+def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any) -> None:
     """The demo's draft has a window of 512 tokens, within which texts are kept."""
-    export, server = map(shlex.split, said(capsys, "demo-eagle3", "--engine", "llama.cpp").splitlines())
+    export, server = map(shlex.split, longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1].splitlines())
     beside = DRAFT.parent
     assert export[:6] == ["longspec", "export", str(DRAFT), "--layout", "gguf", "--out"]
     assert export[6:] == [str(beside / "draft.gguf"), "--target", str(beside / "target.gguf"), "--context", "512"]
@@ -125,7 +108,7 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, capsys: Any) -
     assert server[server.index("--spec-draft-n-max") + 1] == "3"
     (own := Path("mine.gguf")).touch()
     write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET, "target_source": str(own)})
-    export, server = map(shlex.split, said(capsys, "demo-eagle3", "--engine", "llama.cpp").splitlines())
+    export, server = map(shlex.split, longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1].splitlines())
     assert "--target" not in export
     assert server[:3] == ["llama-server", "-m", str(own)]
     windowed: Any = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes

@@ -5,17 +5,10 @@ from pathlib import Path
 
 from longspec.measure.tasks import parse
 from longspec.workflow.serves import ServesPlan
-from tests.workflow.planning import Settings
+from tests.workflow.planning import Settings, install
 
 RUN = "config/run/demo-eagle3.yaml"
 MEASURED = ("longspec", "vllm", "llama.cpp")
-
-
-def install(*names: str) -> None:
-    for name in names:
-        python = Path(f".venv-serve/{name}/bin/python")
-        python.parent.mkdir(parents=True, exist_ok=True)
-        python.touch(0o755)
 
 
 def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(settings: Settings) -> None:
@@ -47,7 +40,7 @@ def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(setti
 def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:
     plan = settings.plan(runs=["demo"])
     missing = ServesPlan(plan).standings("demo", "sinkpi-slicing")["vllm"]
-    why = "is not installed: `make .venv-serve/vllm/.stamp`, then `snakemake serves --config 'runs=[demo]'`"
+    why = "is not installed: `make .venv-serve/vllm/.stamp`, then the same command again"
     assert (missing.section, missing.why) == (None, why)
     install("vllm", "llama.cpp")
     standings = ServesPlan(plan).standings("demo", "sinkpi-slicing")

@@ -22,7 +22,6 @@ WRONG: dict[str, list[Any]] = {
     "runs": [[], "demo", ["demo", "demo"]],
     "runs.0": NAMES,
     "variants.0": NAMES,
-    "envmodules": [[""], ["a; touch INJECTED"], ["$(x)"], ["-x"], ["a\n"], [5], "cuda"],
     "data.stdlib.shards": [0, HUGE, True, 1.5],
     "data.stdlib.source": ["", [], [""], 5, datetime.date(2026, 1, 1)],
     "data.puzzles.seed": [-1, 10**40, 2**63, 0.5],

@@ -124,8 +124,7 @@ def test_a_vocabulary_or_layers_that_do_not_fit_die_at_the_plan(settings: Settin
     changed, message = WRONG[case]
     told = json.dumps({"layers": [0, 1, 2], "vocabulary": SIZE} | changed)
     settings.edit(RUN, r"^  method: .*$", f"  method: {told}")
-    with pytest.raises(ValueError, match=re.escape(message)):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(re.escape(message), runs=["demo-eagle3"])
 
 
 def test_a_fetched_targets_size_is_known_once_it_is_there(settings: Settings) -> None:
@@ -136,8 +135,7 @@ def test_a_fetched_targets_size_is_known_once_it_is_there(settings: Settings) ->
     folder.mkdir(parents=True)
     told = {"model_type": "qwen3", "num_hidden_layers": 36, "vocab_size": 100, "max_position_embeddings": 40960}
     (folder / "config.json").write_text(json.dumps(told))
-    with pytest.raises(ValueError, match=r"recipe\.method\.vocabulary: 512: the target has 100 tokens"):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(r"recipe\.method\.vocabulary: 512: the target has 100 tokens", runs=["demo-eagle3"])
 
 
 def test_a_vocabulary_to_draft_with_must_leave_something_out(settings: Settings) -> None:
@@ -146,8 +144,7 @@ def test_a_vocabulary_to_draft_with_must_leave_something_out(settings: Settings)
     told = (
         "config/workflow.yaml: evaluation.draft_vocabulary: 1024: the target of run 'demo', stage 'base' has 1024 tokens; give"
     )
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan(runs=BOTH)
+    settings.refuses(re.escape(told), runs=BOTH)
 
 
 def test_levels_that_a_vocabulary_cannot_fill_die_at_the_plan(settings: Settings) -> None:
@@ -157,8 +154,7 @@ def test_levels_that_a_vocabulary_cannot_fill_die_at_the_plan(settings: Settings
     for run, key in (("demo", "evaluation.draft_vocabulary"), ("demo-eagle3", "recipe.method.vocabulary")):
         settings.plan(runs=[run], evaluation=evaluation | {"shapes": [4, [4, 16]]})
         told = rf"config/workflow\.yaml: evaluation\.shapes: shape \(16, 16\): level 1 .* 4 \({key} of run '{run}'"
-        with pytest.raises(ValueError, match=told):
-            settings.plan(runs=[run], evaluation=evaluation | {"shapes": [4, [16, 16]]})
+        settings.refuses(told, runs=[run], evaluation=evaluation | {"shapes": [4, [16, 16]]})
 
 
 def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
@@ -167,11 +163,9 @@ def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
         "run 'demo-eagle3', variant 'ttt', stage 'long': recipe.method.vocabulary: 512 -> 256 since stage 'base': all stages "
         "train one draft; say it once, for all stages, in config/run/demo-eagle3.yaml"
     )
-    with pytest.raises(ValueError, match=re.escape(told)):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(re.escape(told), runs=["demo-eagle3"])
 
 
 def test_wrong_variants_of_a_run_are_refused(settings: Settings) -> None:
     settings.edit(RUN, r"^variants: .*$", "variants: [tt]")
-    with pytest.raises(ValueError, match=r"^config/run/demo-eagle3\.yaml: variants: there is no config/variant/tt\.yaml"):
-        settings.plan(runs=["demo-eagle3"])
+    settings.refuses(r"^config/run/demo-eagle3\.yaml: variants: there is no config/variant/tt\.yaml", runs=["demo-eagle3"])

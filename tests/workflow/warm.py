@@ -11,7 +11,9 @@ from subprocess import CompletedProcess
 
 PATIENCE = 300  # seconds
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(["snakemake.cli", "hydra"])
+SERVER.set_forkserver_preload(
+    ["snakemake.cli", "snakemake.storage", "snakemake.report.html_reporter", "smart_open", "hydra", "jsonlines"]
+)
 
 
 def snakemake(arguments: Sequence[str], folder: Path, environment: Mapping[str, str]) -> CompletedProcess[str]:
@@ -40,5 +42,7 @@ def _main(arguments: list[str], folder: Path, environment: dict[str, str], print
     if "slurm" in arguments:
         importlib.import_module("tests.slurm.impatient")
     from snakemake.cli import main
+    from snakemake.executors import touch
 
+    touch.Executor.SLEEPING_TIME = 0.01  # for each file's age: a kernel's clock ticks every 4 ms at least
     main()

@@ -20,7 +20,7 @@ from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
 NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
 GO_ON = ["--profile", "slurm", "final_draft"]
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]
+SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
 TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 

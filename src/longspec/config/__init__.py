@@ -9,9 +9,7 @@ from longspec.config.checks import check_optimizer
 from longspec.config.compose import Config, ConfigError, compose, compose_stage, stages_of
 from longspec.config.run_file import CONFIG_DIR
 from longspec.config.schema import (
-    ATTENTION,
     COLLATIONS,
-    LATER,
     LINEAR,
     MUON,
     OFFLINE,
@@ -20,7 +18,6 @@ from longspec.config.schema import (
     REPLICATED,
     TENSOR_PARALLEL,
     Build,
-    DeepSpeed,
     Model,
     Recipe,
     Runtime,

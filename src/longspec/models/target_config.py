@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, PretrainedConfig
-
 from longspec.atomic_files import read_json_object
 from longspec.families import check_family
 
@@ -17,6 +15,8 @@ def read_target_config(target: str | Path) -> Any:
     Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
     for one that it does not know, a folder may bring Python code of its own.
     """
+    from transformers import AutoConfig, PretrainedConfig  # it loads torch, where there is one: a target's facts need neither
+
     file = f"{target}/{CONFIG}"
     if Path(target).is_dir():
         content = read_json_object(Path(target) / CONFIG)

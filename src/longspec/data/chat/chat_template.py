@@ -8,7 +8,7 @@ import json
 import logging
 import re
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
@@ -39,13 +39,9 @@ def template_of(tokenizer: Any) -> str:
     """Return the tokenizer's chat template; ChatML, said in the log, when it has none."""
     if tokenizer.chat_template:
         return tokenizer.get_chat_template()
-    _say_chatml(tokenizer.name_or_path)
+    told = "%s: no chat template in this tokenizer; conversations are laid out as ChatML"
+    logging.getLogger(__name__).warning(told, tokenizer.name_or_path)
     return CHATML
-
-
-@cache
-def _say_chatml(name: str) -> None:
-    logging.getLogger(__name__).warning("%s: no chat template in this tokenizer; conversations are laid out as ChatML", name)
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ SPACE = b" \t\r\n"
 BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own average
 ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 LOG = logging.getLogger(__name__)
-# A string, up to the end of the text where it goes on there, or a mark by which the end of a value is found.
-_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[{}\[\],]', re.DOTALL)
+_DECODER = json.JSONDecoder()
+_BETWEEN = re.compile(r"\s*,?\s*")  # the values of an array
 
 
 @dataclass(frozen=True)
@@ -126,48 +126,38 @@ def _lines(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
         if len(line) > limit:
             while line and not line.endswith(b"\n"):
                 line = handle.readline(PIECE)
-            fault = RecordError("line", f"is longer than {limit / 1e6:g} MB (max_line_mb)")
-            yield Item(str(path), number, b"", None, error=fault)
+            yield _too_long(path, number, "line", limit)
         elif line.strip(SPACE):
             cut = "" if line.endswith(b"\n") else "; the file ends in the middle of this line"
             yield _item(path, number, line, line.rstrip(b"\r\n"), cut)
 
 
 def _values(path: Path, content: bytes, limit: int) -> Iterator[Item]:
-    """The values of a JSON array; one that is broken, or no object, is a fault of its own.
+    """The values of a JSON array; one that is no record is a fault of its own.
 
-    Raises ValueError where no value ends within `limit` bytes, and for text behind the array: nobody knows how many records
-    are missing then.
+    Raises ValueError for what is no JSON, and for text behind the array: nobody knows how many records are missing then.
     """
-    number, at, closed = 0, content.index(b"[") + 1, False
-    while not closed:
-        end = _end_of_value(content, at)
-        original = content[at:end].strip(SPACE)
-        if end is None or len(original) > limit:
+    text, number = content.decode("utf-8", "surrogateescape"), 0
+    at = _BETWEEN.match(text, text.index("[") + 1).end()  # type: ignore[union-attr]
+    while not text.startswith("]", at):
+        number += 1
+        try:
+            _, end = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError) as error:
             raise ValueError(
-                f"{path}: record {number + 1}: lacks a quote or bracket, is longer than {limit / 1e6:g} MB "
-                "(max_line_mb), or is cut off by the end of the file; mend it (jq shows where), or get the file again"
-            )
-        at, closed = end + 1, content[end : end + 1] == b"]"
-        if original or number or not closed:
-            number += 1
-            yield _item(path, number, original, original)
-    if content[at:].strip():
+                f"{path}: record {number}: {error}; it is broken, or cut off by the end of the file: mend it (jq shows where), "
+                "or get the file again"
+            ) from error
+        original = text[at:end].encode("utf-8", "surrogateescape")
+        yield _item(path, number, original, original) if len(original) <= limit else _too_long(path, number, "record", limit)
+        at = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
+    if text[at + 1 :].strip():
         raise ValueError(f"{path}: text after the end of the array; JSON Lines belong in a .jsonl file")
 
 
-def _end_of_value(content: bytes, start: int) -> int | None:
-    """The place of the comma or bracket behind a value of an array, found by brackets alone: a broken value has an end, too."""
-    depth = 0
-    for found in _MARK.finditer(content, start):
-        mark = found[0]
-        if mark in b"{[":
-            depth += 1
-        elif depth and mark in b"}]":
-            depth -= 1
-        elif not depth and mark in b",]":
-            return found.start()
-    return None
+def _too_long(path: Path, number: int, what: str, limit: int) -> Item:
+    fault = RecordError(what, f"is longer than {limit / 1e6:g} MB (max_line_mb)")
+    return Item(str(path), number, b"", None, error=fault)
 
 
 def _rows(path: Path, limit: int) -> Iterator[Item]:
@@ -211,5 +201,5 @@ def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: 
     # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
     text = ENCODE(values).encode()
     if len(text) > limit:
-        return Item(str(path), number, b"", None, error=RecordError("row", f"is longer than {limit / 1e6:g} MB (max_line_mb)"))
+        return _too_long(path, number, "row", limit)
     return Item(str(path), number, text, values, text)

@@ -18,7 +18,6 @@ from longspec.measure.section import Evaluation
 
 TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
 SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<owner>/<repository>[:config][:split]"
-MODULE = r"^[A-Za-z0-9][A-Za-z0-9_.+/-]*$"  # it reaches a shell
 
 
 def _run(text: str) -> str:
@@ -94,9 +93,6 @@ class WorkflowFile(Keys):
         description="a list of files of config/variant/, for runs that name none, for instance [sinkpi-slicing]"
     )
     keep_states: Flag = Field(False, description="whether stored states stay on the disk when no stage needs them")
-    envmodules: list[Annotated[Text, Field(pattern=MODULE, title="a module's name, for instance cuda/12.4")]] = Field(
-        [], description="a list of environment modules of jobs on GPUs, for instance [cuda/12.4]"
-    )
     data: dict[Name, Dataset] = Field(description="a mapping from dataset names to {source, shards, ...}")
     evaluation: Evaluation = Field(description="how drafts are measured, where a run's own file says nothing else")
     gates: Gates = Field(description="how good a draft must be, where a run's own file says nothing else")
