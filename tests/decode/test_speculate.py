@@ -11,6 +11,7 @@ from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
+from longspec.decode.texts import Stops
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from tests.decode.models import (
