@@ -15,7 +15,7 @@ from transformers import Qwen2Config
 
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.cluster import preflight
-from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, host_memory
+from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, check_versions, host_memory
 from longspec.config import Recipe, Runtime, compose, to_yaml, typed
 from longspec.distributed import Ranks
 from longspec.train.estimate.memory import estimate, peak, setup_of
@@ -25,7 +25,7 @@ from tests.workflow.planning import copy_to
 
 MIB = 2**20
 CPU = torch.device("cpu")
-HERE = Facts("n1", host_memory=host_memory())
+HERE = Facts("n1", {"torch": "1"}, host_memory=host_memory())
 H100 = replace(HERE, gpus=1, gpu="H100", memory=80 * 2**30)
 
 
@@ -73,10 +73,10 @@ def test_two_ranks_find_all_well(job: Path, tmp_path: Path) -> None:
     told = json.loads(report.read_text())
     levels = {check["name"]: check["level"] for check in told["checks"]}
     no_gpu = 0 if torch.cuda.is_available() else 1  # which is a warning
-    assert levels == dict.fromkeys(("all-reduce", "memory", "disk"), OK) | {"gpus": WARN if no_gpu else OK}
+    assert levels == dict.fromkeys(("versions", "all-reduce", "memory", "disk"), OK) | {"gpus": WARN if no_gpu else OK}
     assert re.search(r"^ok +all-reduce +(gloo|nccl) over 2 ranks, sums exact; \d+ MiB in .* GB/s$", text, re.MULTILINE)
     assert told["summary"] in text
-    assert f"{4 - no_gpu} ok, {no_gpu} warnings, 0 failed" in told["summary"]
+    assert f"{5 - no_gpu} ok, {no_gpu} warnings, 0 failed" in told["summary"]
     assert len(told["ranks"]) == 2
 
 
@@ -86,6 +86,12 @@ def test_without_a_launcher_all_is_checked_though_one_fails(job: Path, tmp_path:
     assert code == 1
     assert re.findall(r"^fail +(\S+)", text, re.MULTILINE) == ["gpus", "all-reduce"]
     assert "2 failed" in text.splitlines()[-1]
+
+
+def test_ranks_of_other_versions() -> None:
+    assert check_versions([HERE, HERE]).level == OK
+    found = check_versions([HERE, HERE, replace(HERE, host="n2", versions={"torch": "2"})])
+    assert (found.level, found.found) == (FAIL, "torch {'n1': '1', 'n2': '2'}")
 
 
 def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Check in minutes, on an allocated node or several, what has stopped jobs of days: GPUs, all-reduce, memory, disk.
+"""Check in minutes, on an allocated node or several, what has stopped jobs of days: GPUs, versions, all-reduce, memory, disk.
 
 Every rank of a launcher runs it; without one it is the only rank. Ranks exchange what they find through a key-value store,
 which works where a collective does not. Rank 0 judges and prints it; with 1 it ends when a check failed.
@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,10 @@ from longspec.process_group import join, own_device
 from longspec.shown import one_line
 from longspec.train.estimate.memory import Setup, estimate, gib, memory_of, out_of_memory, peak, setup_of
 from longspec.train.estimate.plan import disk_bytes, read_target
+from longspec.train.trackers import is_installed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
+VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn")
 NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
@@ -49,6 +52,7 @@ class Facts:
     """Facts about a rank that all others get; memory in bytes."""
 
     host: str
+    versions: dict[str, str]
     gpus: int = 0  # that it sees
     gpu: str = ""  # the name of its own
     memory: int = 0
@@ -57,10 +61,12 @@ class Facts:
 
 def own_facts(ranks: Ranks) -> Facts:
     """Return this rank's facts."""
+    versions = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
+    versions["python"] = sys.version.split()[0]
     gpus, gpu, memory = torch.cuda.device_count() if torch.cuda.is_available() else 0, "", 0
     if ranks.local_rank < gpus:
         gpu, memory = torch.cuda.get_device_name(ranks.local_rank), memory_of(own_device(ranks))
-    return Facts(socket.gethostname(), gpus, gpu, memory, host_memory())
+    return Facts(socket.gethostname(), versions, gpus, gpu, memory, host_memory())
 
 
 def host_memory() -> int:
@@ -100,6 +106,15 @@ def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     moved = 2 * (world_size - 1) / world_size * BYTES[device.type] / seconds / 1e9
     speed = f"{BYTES[device.type] >> 20} MiB in {seconds * 1e3:.1f} ms" + (f", bus {moved:.2f} GB/s" if world_size > 1 else "")
     return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
+
+
+def check_versions(facts: list[Facts]) -> Finding:
+    """Fail where ranks run other packages."""
+    of_ranks = {name: {each.host: each.versions[name] for each in facts} for name in facts[0].versions}
+    wrong = [f"{name} {by_host}" for name, by_host in of_ranks.items() if len({*by_host.values()}) > 1]
+    if wrong:
+        return Finding(FAIL, "; ".join(wrong), "use one environment, on a file system that all nodes see")
+    return Finding(OK, ", ".join(f"{name} {number}" for name, number in facts[0].versions.items()))
 
 
 def check_gpus(facts: list[Facts], expected: int) -> Finding:
@@ -203,7 +218,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     told = [Finding(**each) for each in exchange(store, "findings", ranks, asdict(reduced))]
     if not ranks.is_main:
         return 0
-    findings = {"gpus": gpus, "all-reduce": worst(told, facts)}
+    findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
     findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
     return concluded(options.report, facts, findings)
 
