@@ -8,6 +8,7 @@ from pathlib import Path
 from snakemake.utils import min_version
 
 from longspec.cluster.resume import note_controller
+from longspec.workflow.jobs.resources import check_block
 from longspec.workflow.plan import check_frozen, freeze_runtime
 
 min_version("9.19")
@@ -41,6 +42,11 @@ onstart:
         for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
+        if hasattr(
+            workflow.executor_settings, "init_seconds_before_status_checks"
+        ):  # Slurm's
+            for name, block in {"train": TRAIN, **DECODING}.items():
+                check_block(name, block)
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)

@@ -7,10 +7,16 @@ from snakemake.resources import Resource
 
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
-# Set-resources of `train` in the profile. Snakemake (9.27) has no public name for them; not reported.
-GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
+
+def resources_of(rule):
+    """Return set-resources of a rule in the profile. Snakemake (9.27) has no public name for them; not reported."""
+    given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
+    return {name: str(value.raw) for name, value in given.items()}
+
+
+TRAIN = resources_of("train")
 with one_line_errors():
-    LIMITS = limits_of({name: str(value.raw) for name, value in GIVEN.items()})
+    LIMITS = limits_of(TRAIN)
 NEEDS = StageNeeds(LIMITS)
 
 
@@ -28,6 +34,7 @@ def share_of(name, given):
     return Resource(name, asked_for, raw=given.raw)
 
 
+GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
 for each in NEEDS.SHARED:
     if each in GIVEN:
         GIVEN[each] = share_of(each, GIVEN[each])
@@ -41,6 +48,10 @@ def stage_memory(wildcards):
 def gpus_of(wildcards, resources):
     """The GPUs of each node that a job asks Slurm for."""
     return gpus_in(str(resources.gres))
+
+
+# Jobs that decode with a target: one process, or as many as `ranks` of the profile says, which split the target.
+DECODING = {name: resources_of(name) for name in ("evaluate", "answer")}
 
 
 def decoding_ranks(wildcards, resources):

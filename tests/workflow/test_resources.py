@@ -6,7 +6,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec.config import compose_stage
-from longspec.workflow.jobs.resources import Limits, StageNeeds, gpus_in, limits_of, with_gpus
+from longspec.workflow.jobs.resources import (
+    Limits,
+    StageNeeds,
+    check_block,
+    gpus_in,
+    limits_of,
+    with_gpus,
+)
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240)
 
@@ -24,6 +31,17 @@ def test_limits_are_those_of_the_profile_or_the_rules_own() -> None:
         limits_of({"longest_job": "4h"})
     with pytest.raises(ValueError, match=r"^set-resources: train: ranks: 8 processes, .* gres of train: gpu:h100:4 has 4"):
         limits_of({"ranks": "8", "gres": "gpu:h100:4"})
+
+
+def test_a_block_that_the_command_line_took_away_is_missed() -> None:
+    for rule in ("train", "evaluate"):
+        check_block(rule, {})
+        check_block(rule, {"slurm_partition": "gpu", "ranks": "8"})
+    check_block("train", {"ranks": "8", "gres": "gpu:h100:8"})
+    for rule, block in (("train", {"slurm_partition": "h100"}), ("evaluate", {"ranks": "2"})):
+        told = rf"^--set-resources {rule}:{next(iter(block))}=\.\.\. takes the place of all that the profile sets for {rule}"
+        with pytest.raises(ValueError, match=told):
+            check_block(rule, block)
 
 
 GPUS = [("", 0), ("gpu", 1), ("gpu:8", 8), ("gpu:h100:4", 4), ("nvme:2,gpu:a100_80gb:2", 2), ("shard:3", 0)]

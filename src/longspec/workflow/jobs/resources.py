@@ -39,6 +39,19 @@ def limits_of(block: Mapping[str, str]) -> Limits:
     return limits
 
 
+def check_block(rule: str, block: Mapping[str, str]) -> None:
+    """Raise ValueError for a profile's block whose place the command line has taken, with a GPU's job in it.
+
+    A block of `train` always has ranks; the others may, and have more than a user would set by hand.
+    """
+    taken = "ranks" not in block if rule == "train" else block.keys() <= {"gres", "ranks"}
+    if block and taken:
+        raise ValueError(
+            f"--set-resources {rule}:{next(iter(block))}=... takes the place of all that the profile sets for {rule}, GPUs "
+            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+        )
+
+
 def gpus_in(gres: str) -> int:
     """The GPUs of each node in what a job asks Slurm for."""
     asked = GPUS.search(gres)
