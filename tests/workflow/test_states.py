@@ -54,9 +54,9 @@ def test_the_likeliest_tokens_are_those_of_a_vocabulary(settings: Settings) -> N
     assert states.vocabulary(*names) == ["results/lends/ttt/draft_vocabulary_768.json"]
     another(settings.folder, "fewer", more=f"{top}, method: {{vocabulary: 512, vocabulary_from: lends}}}}\n")
     states = StatesPlan(settings.plan(runs=["fewer"]))
-    assert {tuple(states.vocabulary(*folder.split("/")[2:])) for folder in states.readers} == {
-        ("results/lends/ttt/draft_vocabulary_512.json",)
-    }
+    fewer = [folder.split("/")[2:] for folder, stages in states.readers.items() if stages[0][0] == "fewer"]
+    assert fewer
+    assert all(states.vocabulary(*names) == ["results/lends/ttt/draft_vocabulary_512.json"] for names in fewer)
 
 
 def test_a_run_may_mix_and_stages_with_anchors_stay_online(settings: Settings) -> None:
