@@ -207,20 +207,8 @@ def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog
 
 
 WORDS = ["a", "ab", " ", "\n", "\n\n", "\t", ".", "größer", "🙂", "e\u0301", "14"]
-WORDS += [
-    "<|im_end|>",
-    "</s>",
-    "[INST]",
-    "<|turn_end|>",
-    "<|start|>",
-    "<|User|>",
-    "<|eos|>",
-    "<|end|>",
-    "<",
-    "|",
-    "▁",
-    "\ue000",
-]
+WORDS += ["<|im_end|>", "</s>", "[INST]", "<|turn_end|>", "<|start|>", "<|User|>", "<|eos|>"]
+WORDS += ["<|end|>", "<", "|", "▁", "\ue000"]
 CONTENTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=12).map("".join).filter(str.strip)
 
 

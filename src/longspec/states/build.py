@@ -20,7 +20,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from longspec.atomic_files import checked_folder, new_file, remove_strays, write_json
-from longspec.config import OFFLINE
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log
@@ -57,10 +56,6 @@ class Computation:
         self, recipe: Any, runtime: Any, target: Path, source: RowSource, vocabulary: Path | None, device: torch.device
     ) -> None:
         """Raises ValueError for what does not fit, with the key."""
-        if recipe.states.source != OFFLINE:
-            raise ValueError(
-                f"recipe.states.source: is {recipe.states.source}: this stage reads no stored states; set {OFFLINE}"
-            )
         self.runtime, self.source, self.device = runtime, source, device
         self.target_path, self.dtype, self.top_k = checked_folder(target), resolve_dtype(recipe.precision), recipe.states.top_k
         self.config = checked_config(self.target_path, recipe)

@@ -30,14 +30,8 @@ from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_LOG_PROBS,
 
 FLOAT8 = "float8"  # of recipe.states.dtype
 WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
-DTYPES = {
-    "F8_E4M3": torch.float8_e4m3fn,
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "I32": torch.int32,
-}
-FLOAT8_MAX = torch.finfo(torch.float8_e4m3fn).max
+E4M3 = torch.float8_e4m3fn
+DTYPES = {"F8_E4M3": E4M3, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 SCALE = ".scale"
 # float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
@@ -156,7 +150,7 @@ def encode(found: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
         value = _with_heads_last(name, found[name])
         if dtype == "F8_E4M3":
             value = value.float()
-            scale = value.abs().amax(-1, keepdim=True).div_(FLOAT8_MAX).clamp_(min=LEAST_SCALE)
+            scale = value.abs().amax(-1, keepdim=True).div_(torch.finfo(E4M3).max).clamp_(min=LEAST_SCALE)
             encoded[name + SCALE] = scale[..., 0].contiguous()
             value = value / scale
         encoded[name] = value.to(DTYPES[dtype]).contiguous()
