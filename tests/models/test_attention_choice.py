@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import MistralConfig, Qwen3Config
 
-from longspec import config
+from longspec.config import schema
 from longspec.models.attention import backends, flash
 from longspec.models.attention.backends import AUTO, BACKENDS, FLASH, FLEX, SDPA, TARGET_ATTENTION, attend, choose, fastest
 from longspec.models.attention.visibility import TreeVisibility, Visibility
@@ -32,7 +32,7 @@ def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> No
 
 def test_the_configuration_knows_exactly_the_backends() -> None:
     # With the tests' own reference where another file has brought it.
-    assert (AUTO, *(name for name in BACKENDS if name != "eager")) == config.ATTENTION
+    assert (AUTO, *(name for name in BACKENDS if name != "eager")) == schema.ATTENTION
 
 
 @pytest.mark.parametrize(
