@@ -72,7 +72,7 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
 @pytest.mark.parametrize(
     ("installed", "arguments", "message"),
     [
-        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then the same command again"),
+        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then"),
         (("llama.cpp",), ["demo"], "error: vLLM is not installed"),
         (("llama.cpp",), ["demo-eagle3"], "longspec export"),
         (("vllm",), ["demo-eagle3", "--engine", "llama.cpp"], "longspec export"),

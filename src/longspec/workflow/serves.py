@@ -113,7 +113,7 @@ class ServesPlan:
         is_chosen = evaluation.section.get("engine") == engine.name
         given = evaluation.section.get("serve_python") if is_chosen else None
         if not os.access(given or engine.python, os.X_OK):
-            return Standing(None, f"is not installed: {engine.install}, then the same command again")
+            return Standing(None, f"is not installed: {engine.install}, then `snakemake serves --config 'runs=[{run}]'`")
         own = {"engine": engine.name} | ({"serve_python": given} if given else {})
         tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
         return Standing(section | own | {"tasks": tasks}, left_out=left_out)
