@@ -139,7 +139,7 @@ def serve(which: Cell, cores: str) -> Cell:
     run, environments = run_of(which | {"method": GLIDE}), COPY.folder / ".venv-serve"
     if not environments.exists():
         environments.symlink_to(machine.ROOT / ".venv-serve")
-    numbers = paths.SERVES_PAGE.format(run=run).replace(".html", ".json")
+    numbers = paths.PAGE.format(run=run, measured="serves").replace(".html", ".json")
     COPY.make(numbers, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *SIZES[which["size"]].config)
     return {"served": read_json(COPY.folder / numbers)["variants"]}
 

@@ -69,7 +69,7 @@ def train(trainer: DraftTrainer, recipe: Any, batches: StepBatches, steps: int) 
     adam = recipe.optimizer
     optimizer: torch.optim.Optimizer
     if adam.name == MUON:
-        optimizer = MuonForMatrices.of(trainer, recipe)
+        optimizer = MuonForMatrices(trainer, recipe)
     else:
         optimizer = torch.optim.AdamW(
             trainer.parameters(), lr=adam.lr, betas=tuple(adam.betas), eps=adam.eps, weight_decay=adam.weight_decay

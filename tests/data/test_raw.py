@@ -192,12 +192,15 @@ def test_files_of_the_hub_are_read_in_order(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.json"):
         (tmp_path / "files" / name).write_text(json.dumps({"text": name}) + "\n")
     files = describe_files(tmp_path, ["files/b.jsonl", "files/a.json"])
-    write_json(tmp_path / "manifest.json", {"repository": "o/d", "commit": "c" * 40, "files": files})
+    fetched = {"source": "hf:o/d", "revision": "main", "repository": "o/d", "commit": "c" * 40, "files": files}
+    write_json(tmp_path / "manifest.json", fetched)
     manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
     assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
     assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
     with pytest.raises(ValueError, match=r"data\.d\.source: hf:o/d must be fetched first: .* --revision v1"):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
+    with pytest.raises(ValueError, match=r"manifest\.json: revision: is main, but data\.d\.revision is v1"):
+        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(

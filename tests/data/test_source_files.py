@@ -137,6 +137,8 @@ CORRUPT: list[tuple[str, bytes, str]] = [
     ("a.json", b'[{"a": "\\', "record 1: .* cut off by the end of the file"),
     ("a.json", b'[{"a": 1}, {"a": "b}, {}]', "record 2: Unterminated string"),
     ("a.json", b'[{}, {"text": "y",}]', "record 2: .*it is broken"),
+    ("a.json", b'[{"a": 1} {"a": 2}]', "record 1: neither a comma nor a bracket is behind it"),
+    ("a.json", b'[{"a": 1},]', "record 2: Expecting value"),
     ("a.json", b"[" * 10**5, "record 1: maximum recursion depth"),
     ("a.json", b'[{}]\n["text"]\n', "text after the end of the array"),
     ("a.parquet", b"PAR1 and then nothing PAR1", "no whole Parquet file"),

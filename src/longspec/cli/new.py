@@ -49,8 +49,11 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
-    by_plugin = methods.served(options.method, VLLM).layout is not None
-    comment = "vLLM loads this draft, with the plugin in plugins/vllm." if by_plugin else "vLLM and SGLang load this draft."
+    served = methods.settings_of(options.method).SERVED.get(VLLM)
+    comment = "No engine loads this draft yet; transformers' generate and ours do."
+    if served is not None:
+        by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
+        comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
     told = {"target": options.target, "data": options.data, "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")

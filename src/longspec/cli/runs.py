@@ -5,10 +5,12 @@ from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
 
+from longspec import methods
 from longspec.cluster import stages
 from longspec.cluster.resume import SNAKEMAKE
 from longspec.config import compose_stage, differences, plain, yaml_files
-from longspec.config.run_file import CONFIG_DIR, SUFFIX, read_run
+from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
+from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
 from longspec.workflow.checks import checked_plan
@@ -51,6 +53,9 @@ def plan(options: Namespace) -> int:
             print(_stage(options.run, folder) if folder in trained else f"{folder}: stays as it is")
     if not trained:
         print("no stage is trained: all drafts stay as they are")
+    method = run.says.method or default_method()
+    if VLLM not in methods.settings_of(method).SERVED:
+        print(f"no engine loads {method} drafts; transformers' generate and ours do (docs/generate.md)")
     print(f"{len(made)} files are made, by the rules {', '.join(dict.fromkeys(made.values()))}")
     return 0
 

@@ -209,8 +209,8 @@ def make(text: str, revision: str, out: Path) -> Manifest:
 def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list[Path], Manifest]:
     """Read which files a manifest names, and the manifest.
 
-    key: of the entry that names the source, for errors. Raises ValueError for a manifest that is missing, and for a file that
-    is missing or has other bytes.
+    key: of the entry that names the source, for errors. Raises ValueError for a manifest that is missing or of another source
+    or revision, and for a file that is missing or has other bytes.
     """
     if not path.is_file():
         raise ValueError(
@@ -218,5 +218,8 @@ def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list
             f"--revision {revision} --out {path}"
         )
     manifest = read_json(path)
+    for name, wanted in (("source", source), ("revision", revision)):
+        if manifest.get(name) != wanted:
+            raise ValueError(f"{path}: {name}: is {manifest.get(name)}, but {key}.{name} is {wanted}; fetch again")
     check_files(path.parent, manifest["files"], path)
     return [path.parent / file for file in sorted(manifest["files"])], manifest

@@ -32,7 +32,7 @@ def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob)
     Signals come in the middle of a step; the deadline is kept by the trainer's own clock.
     """
     margin = 15
-    options = ["recipe.global_batch=8", "recipe.steps=24", f"runtime.stop_margin_seconds={margin}"]
+    options = ["recipe.global_batch=8", "recipe.steps=48", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
     for step in (2, 6):
@@ -43,7 +43,7 @@ def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob)
         text, code = finish(process)
         assert code != 0, text
         found = sliced.status()
-        assert (found["state"], found["reason"], found["steps"]) == ("stopped", "signal SIGTERM", 24)
+        assert (found["state"], found["reason"], found["steps"]) == ("stopped", "signal SIGTERM", 48)
     plain, before = sliced.launcher, found["step"]
     sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(3 * 8), str(margin + 0.1)]
     text, code = finish(sliced.start())
@@ -51,7 +51,7 @@ def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob)
     found = sliced.status()
     assert (code != 0, found["state"], found["reason"]) == (True, "stopped", "deadline"), text
     sliced.launcher = plain
-    assert before < found["step"] < 24
+    assert before < found["step"] < 48
     assert f"starting at step {found['step']}" in sliced.run()
     assert_same(whole, sliced)
 

@@ -33,7 +33,7 @@ BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own av
 ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 LOG = logging.getLogger(__name__)
 _DECODER = json.JSONDecoder()
-_BETWEEN = re.compile(r"\s*,?\s*")  # the values of an array
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(frozen=True)
@@ -137,22 +137,31 @@ def _values(path: Path, content: bytes, limit: int) -> Iterator[Item]:
 
     Raises ValueError for what is no JSON, and for text behind the array: nobody knows how many records are missing then.
     """
-    text, number = content.decode("utf-8", "surrogateescape"), 0
-    at = _BETWEEN.match(text, text.index("[") + 1).end()  # type: ignore[union-attr]
-    while not text.startswith("]", at):
+    # A byte a character: what parts values is ASCII, and a value's own bytes are read as UTF-8 with its record.
+    text, number = content.decode("latin-1"), 0
+    at = _behind_space(text, text.index("[") + 1)
+    bracket = at if text.startswith("]", at) else None
+    while bracket is None:
         number += 1
         try:
             _, end = _DECODER.raw_decode(text, at)
+            behind = _behind_space(text, end)
+            if not text.startswith((",", "]"), behind):
+                raise ValueError("neither a comma nor a bracket is behind it")
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path}: record {number}: {error}; it is broken, or cut off by the end of the file: mend it (jq shows where), "
                 "or get the file again"
             ) from error
-        original = text[at:end].encode("utf-8", "surrogateescape")
+        original = content[at:end]
         yield _item(path, number, original, original) if len(original) <= limit else _too_long(path, number, "record", limit)
-        at = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]
-    if text[at + 1 :].strip():
+        bracket, at = behind if text[behind] == "]" else None, _behind_space(text, behind + 1)
+    if text[bracket + 1 :].strip():
         raise ValueError(f"{path}: text after the end of the array; JSON Lines belong in a .jsonl file")
+
+
+def _behind_space(text: str, at: int) -> int:
+    return _SPACE.match(text, at).end()  # type: ignore[union-attr]
 
 
 def _too_long(path: Path, number: int, what: str, limit: int) -> Item:
