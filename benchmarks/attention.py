@@ -29,7 +29,6 @@ from longspec.models.attention.visibility import Visibility
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.cells import fill
 from tests.eager import EAGER
-from tests.eager import attend as attend_eagerly
 
 OURS, FULL_MASK = SDPA, "sdpa, whole mask"
 RESULTS = Path(__file__).parent / "results"
@@ -63,11 +62,11 @@ def attend_with_whole_mask(q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, visib
 
 def ways(device: str, length: int) -> dict[str, Callable[..., Tensor]]:
     """What is compared at this length on this device."""
-    names = [OURS]
+    names = [OURS, EAGER]
     if device == "cuda":
         names += [FLEX, *([FLASH] if flash.is_installed() else [])]
     chosen: dict[str, Callable[..., Tensor]] = {name: lambda *given, name=name: attend(*given, backend=name) for name in names}
-    chosen |= {FULL_MASK: attend_with_whole_mask, EAGER: attend_eagerly}
+    chosen[FULL_MASK] = attend_with_whole_mask
     return {name: way for name, way in chosen.items() if length <= LARGEST.get(name, length)}
 
 
