@@ -68,7 +68,7 @@ def render(
     first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # alike for all variants
     measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first[UNTRAINED].items()}
     trained = [stage.recipe for variant in variants for stage in variant.stages]
-    page = environment().get_template("report/page.html.j2")
+    page = environment().get_template("report/pages/page.html.j2")
     return page.render(
         run=numbers["run"],
         variants=variants,

@@ -113,7 +113,7 @@ def main(arguments: list[str] | None = None) -> None:
     with shown.ending_for_mistakes():
         numbers = page_numbers(options.run, options.variant, options.standings)
         write_json(options.out.with_suffix(".json"), numbers)
-        page = environment().get_template("report/serves.html.j2")
+        page = environment().get_template("report/pages/serves.html.j2")
         write_text(options.out, page.render(**numbers, titles=TITLES, ours=OURS, less=positions.LESS))
 
 
