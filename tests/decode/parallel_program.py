@@ -14,6 +14,7 @@ from longspec.answers.local import decode
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode.autoregressive import decode_plain
 from longspec.decode.generate import generate
+from longspec.decode.levels import Budget
 from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
@@ -44,7 +45,8 @@ def texts(target: Any, apart: int = 0) -> dict[str, Any]:
             options = {"shape": shape, "temperature": temperature, "eos": 10, "max_new_tokens": NEW}
             decoded = speculate(target, drafter, given, **options, generator=generator(11 + apart))
             found[f"{method} {shape}"] = [(row.ids, row.accepted) for row in decoded.rows]
-    drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9))), TreeAcceptance(0.0, (2, 3), 30, 10))
+    trees = (TreeAcceptance(0.0, (2, 3), 30, 10), TreeAcceptance(0.0, Budget(5), 90, 10))
+    drafter.acceptance = (ChainAcceptance(0.0, ((9, 10), (8, 9))), *trees)
     generated = generate(target, torch.tensor(PROMPTS[:1]), draft=drafter, max_new_tokens=NEW, do_sample=False)
     found["generate"] = generated.tolist()  # in the shape that costs least, by times that each rank took itself
     start = prefill(target, PROMPTS[:1])

@@ -64,7 +64,7 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float
     ways = _ways(drafter, temperature)
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
-    hour = time.monotonic() // OF_AN_HOUR
+    (hour,) = _of_first_rank(target, [time.monotonic() // OF_AN_HOUR])
     # A draft is known by its acceptance, counts of its own.
     key = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, hour)
     of_target = _known.setdefault(target, {})
@@ -74,14 +74,18 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float
     rates = [way.tokens / known[way.key][1] for way in ways]
     order = sorted(range(len(ways)), key=lambda at: (-rates[at], size_of(ways[at].shape)))
     without = next(at for at in order if ways[at].drafter is not drafter)
-    chosen = [order[0], without, rates[without] * known[ways[order[0]].key][1]]
-    # Ranks that hold the target together have each taken their own times.
-    first, other, needed = tensor_of_first_rank(torch.tensor(chosen, device=target.device), group_of(target)).tolist()
-    way, instead = ways[int(first)], ways[int(other)]
-    shape = known[way.key][0]
+    way, instead = ways[order[0]], ways[without]
+    shape, seconds = known[way.key]
     if way.drafter is not drafter:
         return way.drafter, shape
-    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape), shape
+    return WhilePays(drafter, way.tokens, rates[without] * seconds, instead.drafter, instead.shape), shape
+
+
+def _of_first_rank(target: Any, numbers: list[float]) -> list[float]:
+    """Return rank 0's: ranks that hold a target together have clocks of their own, and must choose alike."""
+    if (group := group_of(target)) is not None:
+        numbers = tensor_of_first_rank(torch.tensor(numbers, dtype=torch.float64, device=target.device), group).tolist()
+    return numbers
 
 
 def _ways(drafter: Drafter, temperature: float) -> list[Way]:
@@ -131,7 +135,7 @@ def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape
     Greedy rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
     """
     repeats = [[_round_seconds(target, drafter, start, shape) for drafter, shape in ways] for _ in range(REPEATS)]
-    return [fmean(each) for each in zip(*repeats, strict=True)]
+    return _of_first_rank(target, [fmean(each) for each in zip(*repeats, strict=True)])
 
 
 @torch.inference_mode()
