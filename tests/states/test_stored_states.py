@@ -137,7 +137,10 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
     [("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"]), ("dflash", [HARD])],
 )
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, states_of: StatesOf, method: str, more: list[str]) -> None:
-    """With the final hidden states also where labels are hard, so that acceptance is measured."""
+    """With the final hidden states also where labels are hard, so that acceptance is measured.
+
+    Few likeliest tokens merge the outcomes of the others: the loss is below that of all.
+    """
     stored = states_of(method, tmp_path, "recipe.states.dtype=float32", "runtime.held_out_rows=3", *more)
     from_files, with_target = offline(stored, held_out=True), online(stored)
     source = stored.computation(held_out=True).source
@@ -147,7 +150,11 @@ def test_held_out_rows_have_states_of_their_own(tmp_path: Path, states_of: State
         asked = {"labels": ids, "row_numbers": torch.tensor([~row]), **method_object.each_step(settings)}
         wanted, found = with_target(ids, **asked), from_files(ids, **asked)
         assert torch.equal(wanted.agreement, found.agreement)
-        torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5 if HARD in more else 1, atol=0)
+        if HARD in more:
+            torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-5, atol=0)
+        else:
+            assert ((found.loss > 0) & (found.loss <= wanted.loss)).all()
+            assert found.loss.sum() < wanted.loss.sum()
 
 
 def test_every_family_without_its_layers(any_target_path: str) -> None:

@@ -31,7 +31,7 @@ def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
 
 
 class StatesPlan:
-    """What the rules ask of stored states; of stages that are trained online every answer is empty.
+    """Answer what the rules ask of stored states; of stages that are trained online every answer is empty.
 
     readers: the stages that read a folder, by its path.
     """

@@ -39,8 +39,9 @@ def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
 
 
 def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> Row | None:
-    """The beginning of a record, filled up to a row's length; None when the chat template refuses it, as in training, or it has
-    no label in there.
+    """Return the beginning of a record, filled up to a row's length.
+
+    None where the chat template refuses it, as in training, or the row would have no label.
     """
     try:
         made = encoder.documents(record)[-1]
