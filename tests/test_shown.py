@@ -8,6 +8,7 @@ import unicodedata
 import pytest
 
 from longspec import shown
+from tests import refusals
 
 
 def test_everyday_text_stays_as_it_is() -> None:
@@ -27,6 +28,11 @@ def test_every_control_and_format_character_becomes_a_sign_of_its_own() -> None:
     signs = {shown.one_line(chr(code)) for code in range(0xA0)}
     assert len(signs) == 0xA0
     assert (shown.one_line("a\x1b[31m\r\n\x7f\u202e\ud800"), shown.one_line(3)) == ("a␛[31m␍␊␡<U+202E><U+D800>", "3")
+
+
+def test_the_wordings_of_all_errors_are_those_on_record() -> None:
+    """Else look at the difference after `python -m tests.refusals`: each names a place and what to do."""
+    assert refusals.wordings() == refusals.WORDINGS.read_text()
 
 
 def test_an_error_is_one_line_unless_it_says_that_it_has_many() -> None:

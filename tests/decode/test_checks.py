@@ -1,6 +1,7 @@
 """What decoding refuses at each of its doors: targets whose text it would change, drafters and prompts that do not fit."""
 
 import copy
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.methods.glide.drafter import GlideDrafter
 from tests.decode.models import DEPTHS, SHAPE, make_drafter, make_layer, make_target
+from tests.refusals import refused
 
 
 def doors(target: Any, drafter: Any, prompt: list[int]) -> list[Any]:
@@ -36,34 +38,34 @@ def dynamic() -> Any:
 
 
 TARGETS = [
-    (soft_capped, r"model_type 'gemma2' is not supported .*; supported are llama"),
-    (dynamic, "rope_type 'dynamic' is not supported"),
-    (lambda: make_target(0).to("meta"), "target: its weights are on meta"),
+    (soft_capped, ("target", "model_type 'gemma2'", "llama")),
+    (dynamic, ("target", "rope_type 'dynamic'")),
+    (lambda: make_target(0).to("meta"), ("target", "meta")),
 ]
 
 
-@pytest.mark.parametrize(("make", "message"), TARGETS)
-def test_targets_are_checked_at_every_door(make: Any, message: str) -> None:
+@pytest.mark.parametrize(("make", "told"), TARGETS)
+def test_targets_are_checked_at_every_door(make: Any, told: tuple[str, ...]) -> None:
     """A ready drafter, which needs nothing of the target, opens none of them; nor does a start of another target."""
     target = make()
     for door in doors(target, LookupDrafter(), [1, 2, 3]):
-        with pytest.raises(ValueError, match=message):
+        with refused(*told):
             door()
-    with pytest.raises(ValueError, match=message):
+    with refused(*told):
         speculate(target, LookupDrafter(), prefill(make_target(0), [[1, 2, 3]]), max_new_tokens=3)
 
 
 @pytest.mark.parametrize("wrong", [[1, 61, 2], [-1]])
 def test_ids_outside_the_vocabulary_are_named(wrong: list[int]) -> None:
     """Before anything is streamed."""
-    target, place = make_target(0), len(wrong) // 2
-    message = rf"prompts: row {{}}, token {place}: {wrong[place]} lies outside 0\.\.60, the target's vocabulary"
+    target, token = make_target(0), len(wrong) // 2
+    place = f"prompts: row {{}}, token {token}: {wrong[token]}"
     for door in doors(target, LookupDrafter(), wrong):
-        with pytest.raises(ValueError, match=message.format(0)):
+        with refused(place.format(0), "0..60"):
             door()
-    with pytest.raises(ValueError, match=message.format(1)):
+    with refused(place.format(1), "0..60"):
         prefill(target, [[1], wrong])
-    with pytest.raises(ValueError, match=message.format(0)):
+    with refused(place.format(0), "0..60"):
         generate(target, torch.tensor([wrong]), draft=LookupDrafter(), max_new_tokens=3, streamer=object())
 
 
@@ -73,19 +75,16 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
     drafter = GlideDrafter(target, make_layer(target), 12)
     left_behind = GlideDrafter(target, copy.deepcopy(drafter.layer).float(), 12)
     faults = [
-        (None, "draft: None: give a draft folder, a weight file, or a drafter"),
-        (4, "draft: 4: give a draft folder"),
-        (GlideDrafter(make_target(0), drafter.layer, 12), "draft: this drafter was made for another target"),
-        (
-            left_behind,
-            "draft: layer: is torch.float32 on cpu, beside this target it must be torch.float64 on cpu: move the layer",
-        ),
+        (None, ("draft: None", "load_drafter")),
+        (4, ("draft: 4", "load_drafter")),
+        (GlideDrafter(make_target(0), drafter.layer, 12), ("draft: this drafter", "load_drafter")),
+        (left_behind, ("draft: layer", "torch.float32 on cpu", "torch.float64 on cpu", ".to('cpu', target.dtype)")),
     ]
-    for wrong, message in faults:
+    for wrong, told in faults:
         for door in doors(target, wrong, [1, 2])[::2]:
-            with pytest.raises(ValueError, match=message):
+            with refused(*told):
                 door()
-    with pytest.raises(ValueError, match="draft: None: give"):
+    with refused("draft: None"):
         generate(target, torch.tensor([[1, 2]]), draft=None, max_new_tokens=3, streamer=object())  # type: ignore[arg-type]
     left_behind.layer.to(target.device, target.dtype)  # as the message says
     assert speculate(target, left_behind, [[1, 2]], max_new_tokens=3).rows[0].ids
@@ -96,7 +95,7 @@ def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:
     drafter = make_drafter("glide", target, ids=(1, 5, 9))
     target.float()
     drafter.layer.float()
-    with pytest.raises(ValueError, match=r"draft: rows of the head: is torch\.float64 on cpu, .*, and make the drafter anew"):
+    with refused("draft: rows of the head", "torch.float64 on cpu", "torch.float32 on cpu"):
         speculate(target, drafter, [[1, 2]], max_new_tokens=3)
 
 
@@ -116,13 +115,13 @@ def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, sha
     ids_BT, settings = torch.tensor([[3, 1, 4, 1, 5]]), {"max_new_tokens": 30, "do_sample": True, "top_k": 0}
     drafter = make_drafter(method, target)
     ways = [
-        (lambda: target.generate(ids_BT, **settings), "inf.*nan"),
-        (lambda: generate(target, ids_BT, draft=LookupDrafter(), shape=shape, **settings), "hold inf or NaN"),
-        (lambda: generate(target, ids_BT, draft=drafter, shape=shape, **settings), "hold inf or NaN"),
-        (lambda: decode_plain(target, prefill(target, ids_BT.tolist()), 30, None, Sampler(1.0)), "hold inf or NaN"),
+        (lambda: target.generate(ids_BT, **settings), "probability tensor"),
+        (lambda: generate(target, ids_BT, draft=LookupDrafter(), shape=shape, **settings), "the target's logits"),
+        (lambda: generate(target, ids_BT, draft=drafter, shape=shape, **settings), "the target's logits"),
+        (lambda: decode_plain(target, prefill(target, ids_BT.tolist()), 30, None, Sampler(1.0)), "the target's logits"),
     ]
-    for way, message in ways:
+    for way, place in ways:
         calls.clear()
-        with pytest.raises(RuntimeError, match=message):
+        with refused(place, "inf", re.compile("nan", re.IGNORECASE), kind=RuntimeError):
             way()
         assert len(calls) == forwards
