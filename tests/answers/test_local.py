@@ -21,6 +21,7 @@ from longspec.decode.sampling import Sampler
 from tests.answers.conftest import Case, journal_of, turns
 from tests.corpus import write_raw
 from tests.jobs import finish, start, torchrun
+from tests.refusals import refused
 from tests.targets import save_target
 
 
@@ -222,18 +223,18 @@ def test_merged_shards_are_a_raw_folder_in_the_raw_order(case: Case, tmp_path: P
     tokens = tokenize(tmp_path / "merged/manifest.json", case.tokenizer, 0, 1, tmp_path / "tokens/000.json")
     assert tokens["documents"] + tokens["skipped"]["count"] == made["records"]["train"]
     assert tokens["answer_tokens"] > 0
-    for change, message in (({}, "give each of them once"), ({"served_model": "other"}, r"shard\.json: served_model: is ")):
+    for change, told in (({}, (paths[0], "3 shards")), ({"served_model": "other"}, (f"{paths[1]}: served_model", "other"))):
         write_json(paths[0], read_json(paths[0]) | change)
-        with pytest.raises(ValueError, match=message):
+        with refused(*told):
             merge(paths if change else paths[:2], case.raw, tmp_path / "merged/manifest.json")
     journal = paths[1].with_name("journal.jsonl")
     journal.write_bytes(journal.read_bytes()[:-9])
-    with pytest.raises(ValueError, match="torn or edited"):
+    with refused(journal, f"{journal.stat().st_size} bytes", paths[1]):
         merge(paths[1:], case.raw, tmp_path / "merged/manifest.json")
 
 
 def test_a_target_that_computes_no_numbers_is_refused(case: Case) -> None:
     model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32)
     torch.nn.init.constant_(model.lm_head.weight, float("nan"))
-    with pytest.raises(ValueError, match="inf or NaN"):
+    with refused("the target's logits", "inf or NaN"):
         decode(model, [[1, 2]], 3, {0}, [Sampler()])

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from transformers import AutoTokenizer
 
 from longspec import jsonl
@@ -14,6 +13,7 @@ from longspec.atomic_files import read_json
 from tests.answers.chat_server import Reply, echo, question, said, serving
 from tests.answers.conftest import Case, ask, journal_of, turns, with_template
 from tests.corpus import write_raw
+from tests.refusals import refused
 
 
 def lays_out(case: Case, before: str = "") -> Callable[[dict[str, Any], int], Reply]:
@@ -54,7 +54,7 @@ def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_
 
 
 def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_answer(case: Case, tmp_path: Path) -> None:
-    with serving(lays_out(case, "a system's word")) as server, pytest.raises(ValueError, match=r"usage\.prompt_tokens"):
+    with serving(lays_out(case, "a system's word")) as server, refused(server.address, "usage.prompt_tokens"):
         ask(case, tmp_path, server)
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
@@ -71,7 +71,7 @@ def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_
         return lambda body, number: (401, {}) if next(left, None) is None else lays_out(case)(body, number)
 
     for name, lines in (("wrong", 0), ("the-target", 0), ("the-target", 3)):
-        with serving(until(3), name) as server, pytest.raises(ValueError, match="401"):
+        with serving(until(3), name) as server, refused(server.address, "code: 401"):
             ask(case, tmp_path, server, requests=1)
         told = capfd.readouterr().out
         assert ("served_model: wrong then, the-target now" in told) is (name == "the-target" and not lines)

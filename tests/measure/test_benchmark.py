@@ -18,6 +18,7 @@ from longspec.measure import tasks
 from longspec.measure.prompt_files import manifest_of, read_records
 from longspec.measure.prompts import read_prompts
 from tests.corpus import Corpus
+from tests.refusals import refused
 
 CHAT = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 ASKED = "\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -84,7 +85,7 @@ def test_a_preset_names_its_files_on_the_hub(
     manifest = manifest_of(task)
     assert task.revision is not None
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
-    with pytest.raises(ValueError, match=r"^evaluation\.tasks\.t\.source: hf:.* must be fetched first: .* --out data/hub/"):
+    with refused("evaluation.tasks.t.source", f"fetch --source {task.source} --revision {task.revision} --out data/hub/"):
         read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
     assert manifest is not None
     files = describe_files(manifest.parent, [f"files/{name}" for name in files_below(manifest.parent / "files")])
@@ -94,7 +95,7 @@ def test_a_preset_names_its_files_on_the_hub(
         (text, reference, new_tokens)
     ] * 2
     path.write_bytes(path.read_bytes() + b"\n")
-    with pytest.raises(ValueError, match=r"size|differs|bytes"):
+    with refused(path, f"{path.stat().st_size} bytes", manifest):
         read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
 
 
@@ -105,17 +106,17 @@ def test_a_copy_on_this_machine_takes_the_place_of_a_presets_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "key", "fact"),
     [
-        ({"source": "hf:o"}, r"evaluation\.tasks\.t\.source: 'hf:o' is no name of a dataset of the hub"),
-        ({"source": "hf:o/n/a.zip"}, r"evaluation\.tasks\.t\.member: ''"),
-        ({"source": "hf:o/n/a.jsonl", "member": "b"}, r"evaluation\.tasks\.t\.member: 'b'"),
-        ({"source": "in.jsonl", "revision": "v1"}, r"evaluation\.tasks\.t\.revision: unknown for a task of a file"),
-        ({"source": "hf:o/n", "lenght": 3}, r"evaluation\.tasks\.t\.lenght: unknown for a task of files of the hub"),
+        ({"source": "hf:o"}, "source", "'hf:o'"),
+        ({"source": "hf:o/n/a.zip"}, "member: ''", ".zip"),
+        ({"source": "hf:o/n/a.jsonl", "member": "b"}, "member: 'b'", ".zip"),
+        ({"source": "in.jsonl", "revision": "v1"}, "revision: unknown", "a file; known: source"),
+        ({"source": "hf:o/n", "lenght": 3}, "lenght: unknown", "hub; known: source"),
     ],
 )
-def test_a_source_that_cannot_be_meant_is_refused(keys: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_source_that_cannot_be_meant_is_refused(keys: Any, key: str, fact: str) -> None:
+    with refused(f"evaluation.tasks.t.{key}", fact):
         tasks.task_of("t", keys, 9)
 
 
@@ -125,9 +126,9 @@ def test_a_file_of_an_archive_that_is_not_there_is_named(tmp_path: Path) -> None
         archive.writestr("data/a.jsonl", '{"x": 1}\n{no json}\n')
     read = read_records(path, "data/a.jsonl")
     assert next(read) == (f"{path}/data/a.jsonl: line 1", {"x": 1})
-    with pytest.raises(ValueError, match=r"data\.zip/data/a\.jsonl: line 2: line: is not valid JSON"):
+    with refused(f"{path}/data/a.jsonl: line 2: line", "JSON"):
         next(read)
-    with pytest.raises(ValueError, match=r"data\.zip: has no file data/b\.jsonl; name one that it has"):
+    with refused(path, "data/b.jsonl", "`member`"):
         next(read_records(path, "data/b.jsonl"))
 
 
@@ -159,21 +160,20 @@ def test_the_names_of_special_tokens_stay_text(tmp_path: Path, tokenizer: Any) -
 
 
 @pytest.mark.parametrize(
-    ("records", "keys", "message"),
+    ("records", "keys", "told"),
     [
-        ([{"prompt": "a"}, "{no json"], {}, r"in\.jsonl: line 2: line: is not valid JSON"),
-        (
-            [{"prompt": "a"}, {"prompts": "b"}],
-            {},
-            r"in\.jsonl: line 2: prompt: is missing or null; correct it, or evaluation\.tasks\.t",
-        ),
-        ([{"prompt": " "}], {}, r"in\.jsonl: line 1: prompt: is empty"),
-        ([{"prompt": "a", "reference": 4}], {}, r"in\.jsonl: line 1: reference: must be text, is int"),
-        ([LONG | {"context": None}], {"preset": "lcc"}, r"in\.jsonl: line 1: context: is missing or null"),
-        ([], {}, r"in\.jsonl: holds no record, but evaluation\.tasks\.t needs prompts"),
-        ([{"prompt": "a"}], {"new_tokens": 5000}, r"evaluation\.tasks\.t\.new_tokens: 5000 leave no room for a prompt"),
+        ([{"prompt": "a"}, "{no json"], {}, ("in.jsonl: line 2: line", "JSON")),
+        ([{"prompt": "a"}, {"prompts": "b"}], {}, ("in.jsonl: line 2: prompt", "missing", "evaluation.tasks.t")),
+        ([{"prompt": " "}], {}, ("in.jsonl: line 1: prompt", "empty")),
+        ([{"prompt": "a", "reference": 4}], {}, ("in.jsonl: line 1: reference", "is int")),
+        ([LONG | {"context": None}], {"preset": "lcc"}, ("in.jsonl: line 1: context", "missing")),
+        ([], {}, ("in.jsonl", "no record", "evaluation.tasks.t")),
+        ([{"prompt": "a"}], {"new_tokens": 5000}, ("evaluation.tasks.t.new_tokens: 5000", "4096 positions")),
     ],
 )
-def test_what_makes_no_prompt_is_named(tmp_path: Path, tokenizer: Any, records: Any, keys: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        prompts_of(tmp_path, tokenizer, records, **keys)
+def test_what_makes_no_prompt_is_named(
+    tmp_path: Path, tokenizer: Any, records: Any, keys: Any, told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refused(*told):
+        prompts_of(Path(), tokenizer, records, **keys)

@@ -11,6 +11,7 @@ from longspec.measure.prompts import ROOM_AFTER, draw_prompts
 from longspec.measure.tasks import HeldOut
 from tests import corpus
 from tests.data.families import byte_level, family
+from tests.refusals import refused
 
 CONTEXT = (8, 30)
 TASK = HeldOut("d", CONTEXT, 24)
@@ -97,27 +98,18 @@ STRANGE = [chat | {"chat_template_kwargs": {"enable_thinking": False}} for chat 
 @pytest.mark.parametrize(
     ("records", "context", "whole", "told"),
     [
-        (
-            [{"text": f"t{n}"} for n in range(60)],
-            CONTEXT,
-            False,
-            r"held_out\.jsonl: no record has 24 tokens, as .*\.far\.context ",
-        ),
-        (chats(30), (900, 999), True, r"no question has 900 to 999 tokens, as evaluation\.tasks\.far\.context asks"),
-        (texts(30), (1, 999), True, r"no question has 1 to 999 tokens"),
-        (
-            STRANGE,
-            (1, 999),
-            True,
-            r"cannot be laid out, such as: chat_template_kwargs\.enable_thinking: .* does not ask for it",
-        ),
+        ([{"text": f"t{n}"} for n in range(60)], CONTEXT, False, "record has 24 tokens"),
+        (chats(30), (900, 999), True, "question has 900 to 999 tokens"),
+        (texts(30), (1, 999), True, "question has 1 to 999 tokens"),
+        (STRANGE, (1, 999), True, "such as: chat_template_kwargs.enable_thinking: the chat"),
     ],
 )
 def test_records_without_a_prompt_are_named(
     tmp_path: Path, tokenizer: Any, records: list[Any], context: tuple[int, int], whole: bool, told: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
-        draw_prompts("far", HeldOut("d", context, 24, whole), write_raw(tmp_path, records), 4, tokenizer, seed=1)
+    manifest = write_raw(tmp_path, records)
+    with refused(manifest.with_name("held_out.jsonl"), "evaluation.tasks.far.context", told):
+        draw_prompts("far", HeldOut("d", context, 24, whole), manifest, 4, tokenizer, seed=1)
 
 
 def test_whole_questions_have_the_tools_and_template_arguments_of_their_records(tmp_path: Path) -> None:

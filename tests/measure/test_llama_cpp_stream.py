@@ -10,6 +10,7 @@ import pytest
 from longspec.measure.engines import llama_cpp
 from longspec.measure.engines.llama_cpp import Engine, Event, rounds_of
 from longspec.measure.engines.protocol import Request, within
+from tests.refusals import refused
 
 REQUEST = Request("a", [3, 4], 6, 0.0, 0, [0], 0)
 
@@ -51,7 +52,7 @@ def test_two_ways_to_read_a_silence_are_told_apart_by_the_counters() -> None:
     """Two rounds kept two drafts together."""
     for kept in ([2, 0], [1, 1]):
         assert sorted(rounds_of(events([*kept, 1], 4, (2, 3, 4)), 4, by_place([*kept, 1], 4))) == sorted([*kept, 1])
-    with pytest.raises(ValueError, match=r"llama\.cpp counted \[3, 0, 0, 1\] kept drafts by position, its stream gives others"):
+    with refused("llama.cpp", "counted [3, 0, 0, 1]", "its stream"):
         rounds_of(events([2, 0, 1], 4, (2, 3, 4)), 4, [3, 0, 0, 1])
 
 

@@ -7,6 +7,7 @@ import pytest
 from longspec.measure.engines import openvino, openvino_ir
 from longspec.measure.engines.openvino import rounds_within
 from longspec.measure.engines.protocol import Job, Request
+from tests.refusals import refused
 
 REQUESTS = [Request("a", [3, 4], 3, 0.0, 0, [0])]
 
@@ -29,7 +30,7 @@ def test_the_rounds_are_those_that_reach_a_texts_end(sizes: list[int], length: i
 
 @pytest.mark.parametrize("sizes", [[1, 4], [2, 4, 4], []])
 def test_steps_that_are_not_of_the_text_are_refused(sizes: list[int]) -> None:
-    with pytest.raises(ValueError, match=r"OpenVINO names steps of .* for a text of 6; install the one of serve/openvino\.txt"):
+    with refused("OpenVINO", f"{sizes} tokens", "of 6", "serve/openvino.txt"):
         rounds_within(sizes, 6)
 
 
@@ -41,7 +42,7 @@ def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> Non
     target, draft, scratch = tmp_path / "target", tmp_path / "draft", tmp_path / "scratch"
     assert openvino._converted(job(target, draft, scratch)) == (target, draft)
     assert openvino._converted(job(target, None, scratch)) == (target, None)
-    with pytest.raises(ValueError, match=r"target: is in OpenVINO's format, \S*export is not; give both in this format, or"):
+    with refused(target, "OpenVINO", tmp_path / "export"):
         openvino._converted(job(target, tmp_path / "export", scratch))
     assert not scratch.exists()
 
@@ -49,5 +50,5 @@ def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> Non
 def test_a_draft_folder_that_is_not_of_this_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its layers are not known then, and OpenVINO would take others."""
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
-    with pytest.raises(ValueError, match=r"config\.json has no hidden_layers_list; make it by `longspec export DRAFT --layout"):
+    with refused(f"{tmp_path}: config.json", "hidden_layers_list", "`longspec export DRAFT --layout openvino`"):
         openvino_ir.layers_of(tmp_path)

@@ -25,6 +25,7 @@ from longspec.measure.served import RefusedError, ServedMeasurer, gap_of
 from longspec.measure.tasks import Prompt, Setting
 from tests.measure.stand_in import VERSIONS
 from tests.measure.test_evaluate import arguments, evaluate, folder, told
+from tests.refusals import refused
 from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
@@ -33,6 +34,7 @@ JOB = Job("target", "ngram", None, 2, "float32", 64, 1, [Request("a", [3, 4], 3,
 V2 = "VLLM_USE_V2_MODEL_RUNNER"
 CHAINS = {"engine": "vllm", "shapes": [2, 3], "repeats": 1}
 ENGINE = ENGINES[VLLM]
+MAKE = "`make .venv-serve/vllm/.stamp`"
 
 
 def answer(tokens: list[int], accepted: list[int], **more: Any) -> Answer:
@@ -60,7 +62,7 @@ def test_steps_and_counters_make_the_rounds() -> None:
     """The prompt's step is no round; the last round's text was cut, and the counter says that two were kept in it."""
     assert vllm.rounds_of([1, 1, 4, 1], 5, 2, 2, 1) == [0, 3, 2]
     assert (vllm.rounds_of([1]), vllm.rounds_of([1, 1], 0, 0, 0)) == ([], [0])
-    with pytest.raises(RuntimeError, match=r"vllm: counted \[2, 1\] kept drafts by position, its steps give \[1, 1\]"):
+    with refused("evaluation.engine: vllm", "counted [2, 1]", "give [1, 1]", MAKE, kind=RuntimeError):
         vllm.rounds_of([1, 1], 3, 2, 1)
     cut = answer([7, 8, 9, 7, 8, 9, 5], [0, 3, 2])
     prompt = Prompt("short", 0, 4, [1, 2, 3], 6)
@@ -140,7 +142,7 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(python)]
     for ends_after, done in ((5, 5), (14, 11 + 5 + 3)):
         (tmp_path / "ends_after").write_text(str(ends_after))
-        with pytest.raises(ValueError, match=r"longspec\.measure\.engines\.vllm ended with exit code 7; its own message"):
+        with refused(f"{python} -m longspec.measure.engines.vllm", "exit code 7"):
             verb.evaluate_or_keep_fault(verb.read_arguments([*call, "--keep-fault"]))
         assert not (tmp_path / "v.jsonl").exists()
         if done == 5:
@@ -148,7 +150,7 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
             begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
             assert begun_with["engine"] == VERSIONS  # another version measures all anew
     (tmp_path / "refuses").write_text("loads no such\ndraft")
-    with pytest.raises(RefusedError, match=r"^evaluation\.engine: vllm: loads no such draft$"):
+    with refused("evaluation.engine: vllm: loads no such draft", kind=RefusedError):
         evaluate(call)
     keeping = verb.read_arguments([*call, "--keep-fault"])
     verb.evaluate_or_keep_fault(keeping)
@@ -180,15 +182,13 @@ def test_an_engine_of_files_gets_them_for_as_long_as_it_runs(arguments: Any, pyt
     (given := tmp_path / "mine.gguf").write_bytes(b"GGUF")
     evaluate([*call, "--served-target", str(given)])
     assert json.loads((tmp_path / "model.json").read_text())[0] == str(given)
-    with pytest.raises(ValueError, match=r"--served-draft: none\.gguf: no such file or folder; correct the path"):
+    with refused("--served-draft: none.gguf", "no such"):
         evaluate([*call, "--served-draft", "none.gguf"])
-    with pytest.raises(
-        ValueError, match=r"--served-target: \S*mine\.gguf: is for other engines; evaluation\.engine is longspec"
-    ):
+    with refused(f"--served-target: {given}", "evaluation.engine is longspec"):
         evaluate([*arguments("lookup", "o.jsonl", shapes=[2]), "--served-target", str(given)])
-    with pytest.raises(ValueError, match=r"llama\.cpp: loads no glide drafts; set evaluation\.engine: longspec or .*: vllm"):
+    with refused("evaluation.engine: llama.cpp", "glide", "set evaluation.engine: longspec or ", "evaluation.engine: vllm"):
         evaluate([*arguments("untrained", "u.jsonl", **by_llama_cpp), "--serve-python", str(python)])
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: 0\.7: text sampled by llama\.cpp is not measured here"):
+    with refused("evaluation.temperatures: 0.7", "llama.cpp", "[0]"):
         evaluate([*arguments("lookup", "s.jsonl", **CHAINS | {"engine": "llama.cpp"}), "--serve-python", str(python)])
 
 
@@ -215,15 +215,14 @@ def test_another_text_with_drafts_is_a_fault(arguments: Any, python: Path, monke
             yield found
 
     monkeypatch.setattr(ServedMeasurer, "ask", wrong)
-    with pytest.raises(ValueError, match=r"than plain decoding at token 3 .*lie 1\.5 apart, a tie's 0\.0001 at most"):
+    with refused("file, prompt 0, temperature 0, chain of 2", "at token 3 ", "lie 1.5 apart", "tie's 0.0001"):
         evaluate(call)
 
 
 def test_an_interpreter_that_is_missing_or_has_no_vllm(arguments: Any) -> None:
-    told = r"evaluation\.serve_python: none/python: no such file; `make \.venv-serve/vllm/\.stamp` makes an environment"
-    with pytest.raises(ValueError, match=told):
+    with refused("evaluation.serve_python: none/python", "no such", MAKE):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", "none/python"])
-    with pytest.raises(ValueError, match=r"serve_python: /\S*: vllm is not installed here; `make \.venv-serve/vllm/\.stamp`"):
+    with refused(f"evaluation.serve_python: {sys.executable}: vllm", "not installed", MAKE):
         evaluate([*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", sys.executable])
 
 
@@ -267,9 +266,9 @@ def test_what_vllm_computes_wrongly_on_a_cpu_is_refused_with_the_reason(monkeypa
     monkeypatch.setenv(V2, "1")
     monkeypatch.delenv(V2)
     sampled = replace(JOB, requests=[replace(JOB.requests[0], temperature=0.7)])
-    with pytest.raises(ValueError, match=r"evaluation\.temperatures: .*longspec-vllm mends that: `make \.venv-serve/vllm"):
+    with refused("evaluation.temperatures", "longspec-vllm", MAKE):
         vllm.load(sampled)
-    with pytest.raises(ValueError, match=r"evaluation\.engine: vllm: .*the plugin longspec-vllm alone; `make"):
+    with refused("evaluation.engine: vllm", "longspec-vllm", MAKE):
         vllm.load(replace(JOB, method="draft_model"))
     assert vllm.load(replace(sampled, method=None)) is None
     assert vllm.load(JOB) == {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
@@ -284,7 +283,7 @@ def test_what_vllm_computes_wrongly_on_a_cpu_is_refused_with_the_reason(monkeypa
     write_json(tmp_path / "config.json", {"settings": {"depth": 1, "tied_k_norm": False}})
     assert vllm.load(several)["method"] == "dflash"
     write_json(tmp_path / "config.json", {"settings": {"depth": 2, "tied_k_norm": False}})
-    with pytest.raises(ValueError, match=r"recipe\.method\.tied_k_norm: false: on a CPU vLLM 0\.32 norms .*; train with true"):
+    with refused(f"{tmp_path}: recipe.method.tied_k_norm: false", "CPU", "vLLM 0.32", "with true"):
         vllm.load(several)
     platforms.current_platform.is_cpu = lambda: False
     assert vllm.load(several)["method"] == "dflash"

@@ -82,7 +82,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
 
 def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
     lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"the server of regenerate.server ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
+    return f"regenerate.server: ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -69,8 +69,8 @@ class Tally:
             found = [(count, reason) for (end, reason), count in self.reasons.most_common() if end == FAILED]
             reasons = "; ".join(f"{count} x {reason}" for count, reason in found[:MAX_REASONS])
             raise ValueError(
-                f"{failed} of {self.total} records failed, more than the share {most} that regenerate.max_failed allows: "
-                f"{reasons}; what is answered stays, and the same command goes on with the others"
+                f"regenerate.max_failed: {failed} of {self.total} records failed, more than the share {most}: {reasons}; "
+                "what is answered stays, and the same command goes on with the others"
             )
 
     def describe(self) -> dict[str, Any]:
