@@ -24,6 +24,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.hub_upload import model_card
 from longspec.methods.glide.layer import GlideLayer, published_layout
 from tests.draft.conftest import CONFIG, Verb
+from tests.refusals import refused
 
 STAGES = ("base", "long", "longcot")
 
@@ -150,7 +151,7 @@ def test_vllm_reads_the_folders_own_weights(final_draft: Path, verb: Verb, tmp_p
     assert not (tmp_path / "elsewhere/model.safetensors").is_symlink()
     assert read_json(tmp_path / "elsewhere/config.json") == config
     (final_draft / "model.safetensors").unlink()
-    with pytest.raises(SystemExit, match=r"model\.safetensors: missing; the layout vllm reads no other file of weights"):
+    with refused(final_draft / "model.safetensors", "missing", "vllm", kind=SystemExit):
         verb("export", final_draft, "--layout", "vllm")
 
 
@@ -218,7 +219,7 @@ def test_every_byte_and_a_card_arrive(
     verb("push", final_draft, "--repo", "me/draft", *options)  # a second time: the repository is there
     before = dict(repository.branches[revision])
     if not private:
-        with pytest.raises(SystemExit, match="me/draft: is there already and is public"):
+        with refused("me/draft", "public", "--private", kind=SystemExit):
             verb("push", final_draft, "--repo", "me/draft", "--private")
     assert repository.branches[revision] == before
 
@@ -226,22 +227,22 @@ def test_every_byte_and_a_card_arrive(
 def test_what_is_refused_leaves_nothing_on_the_hub(
     final_draft: Path, report: Path, verb: Verb, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(message: str, repository: str = "me/draft", *options: object) -> None:
-        with pytest.raises(SystemExit, match=message):
+    def push_refused(place: str | Path, fact: str, repository: str = "me/draft", *options: object) -> None:
+        with refused(place, fact, kind=SystemExit):
             verb("push", final_draft, "--repo", repository, *options)
         assert hub.repositories == {}
 
-    refused(r"you/draft: .* HF_TOKEN", "you/draft")
+    push_refused("http://hub/you/draft", "HF_TOKEN", "you/draft")
     for held, variant in (({"a": {}, "b": {}}, []), ({"a": {"base": {}}}, ["--variant", "a"])):
         write_json(report, read_json(report) | {"variants": held})
-        refused(r"report\.json: no figures of stage longcot of --variant", "me/draft", "--report", report, *variant)
+        push_refused(report, "longcot of --variant", "me/draft", "--report", report, *variant)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    refused(r"http://127\.0\.0\.1:9/me/draft: ")
+    push_refused("http://127.0.0.1:9/me/draft", "HF_TOKEN")
     monkeypatch.delenv("HF_TOKEN")
-    refused("HF_TOKEN: not set")
+    push_refused("HF_TOKEN", "not set")
     content = bytearray((final_draft / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (final_draft / "model.safetensors").write_bytes(content)
-    refused(r"model\.safetensors: its SHA-256 differs")
+    push_refused(final_draft / "model.safetensors", "SHA-256")
     (final_draft / "provenance.json").unlink()
-    refused(r"provenance\.json: no such file")
+    push_refused(final_draft / "provenance.json", "no such")

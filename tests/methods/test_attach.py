@@ -23,6 +23,7 @@ from longspec.methods.glide.layer import published_layout
 from longspec.methods.glide.settings import TARGETS, Draft, Method
 from longspec.methods.glide.trainer import PUBLISHED, Glide, LlamaGlide, MistralGlide, Qwen2Glide, Qwen3Glide, class_for
 from tests.damaged import FILES
+from tests.refusals import refused
 from tests.targets import VOCABULARY, save_target
 
 SETTINGS = Draft(window=33, anchors="fixed", lag_mode="fixed", lag=3, loss="mix", final_norm=True)
@@ -67,7 +68,7 @@ def test_a_draft_folder_alone(tmp_path: Path, begin: Any, monkeypatch: pytest.Mo
     assert glide.draft_settings == SETTINGS
     assert same_loss(glide, wanted)
     (tmp_path / "models").rename(tmp_path / "gone")
-    with pytest.raises(ValueError, match=r"config\.json: its target models/alone/target is not there; give both"):
+    with refused(tmp_path / draft / "config.json", "models/alone/target"):
         begin(str(tmp_path / draft))
 
 
@@ -110,9 +111,8 @@ def test_the_contract_of_the_classes(target_path: str, tmp_path: Path) -> None:
 def test_another_targets_draft_is_refused_field_by_field(tmp_path: Path) -> None:
     draft, path = str(tmp_path / "draft"), save_target("qwen2-yarn", tmp_path / "other")
     save_draft(save_target("qwen2", tmp_path / "qwen2"), Path(draft))
-    message = r"draft/config\.json: made for another target: .*rope_parameters: .*'default'.*, this target has .*'yarn'"
     for given in (draft, f"{draft}/model.safetensors"):
-        with pytest.raises(ValueError, match=message):
+        with refused(f"{draft}/config.json", re.compile("rope_parameters: .*'default'.*'yarn'")):
             attach(path, given)
 
 
@@ -121,7 +121,7 @@ def test_an_unused_tensor_is_held_to_its_shape(tmp_path: Path) -> None:
     save_draft(target, tmp_path / "draft", PUBLISHED)
     state = torch.load(tmp_path / "draft/draft_model_weights.pth", weights_only=True)
     torch.save(state | {"cross_attn.k_proj.bias": torch.zeros(5)}, tmp_path / "x.pth")
-    with pytest.raises(ValueError, match=r"x\.pth: .*cross_attn\.k_proj\.bias: is \[5\], this target's draft has \[16\]"):
+    with refused(tmp_path / "x.pth", "cross_attn.k_proj.bias: is [5]", "[16]"):
         attach(target, str(tmp_path / "x.pth"))
 
 
@@ -131,7 +131,7 @@ def test_a_recipe_that_disagrees_about_the_final_norm_is_refused(tmp_path: Path,
     save_draft(target, tmp_path / "draft", Draft(anchors="off", lag_mode="fixed", final_norm=final_norm))
     other = Draft(anchors="off", lag_mode="fixed", final_norm=not final_norm)
     what = "unknown" if final_norm else "missing"
-    with pytest.raises(ValueError, match=rf"final_layernorm\.weight: {what}; recipe\.draft\.final_norm"):
+    with refused(tmp_path / "draft/model.safetensors", f"final_layernorm.weight: {what}; recipe.draft.final_norm"):
         attach(target, str(tmp_path / "draft"), draft=other)
 
 
@@ -161,7 +161,7 @@ def test_damaged_weights_are_named_in_one_line(tmp_path: Path) -> None:
     for name, damaged in FILES.items():
         path = tmp_path / name
         path.write_bytes(damaged(state))
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: ") as refusal:
+        with refused(path) as refusal:
             attach(target_path, str(path), dtype=torch.float32)
         assert "\n" not in str(refusal.value)
 
@@ -171,7 +171,7 @@ def test_damaged_weights_of_a_target_are_named_in_one_line(tmp_path: Path, name:
     target = save_target("qwen2", tmp_path / "target")
     path = tmp_path / "target/model.safetensors"
     path.write_bytes(FILES[name](load_file(path)))
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: (is empty|is damaged).* again$") as refusal:
+    with refused(path, re.compile("(empty|damaged).* again$")) as refusal:
         attach(target)
     assert "\n" not in str(refusal.value)
 
@@ -185,36 +185,30 @@ def test_hydra_calls_the_class_of_an_experiment_as_published(tmp_path: Path, roo
     for named in (state, {f"draft_model.{name}": tensor for name, tensor in state.items()}):
         assert same_loss(hydra.utils.call(model, target_path, state_dict=named, dtype=torch.float32), wanted)
     cut = state | {"mlp.up_proj.weight": state["mlp.up_proj.weight"][:-1]}
-    with pytest.raises(Exception, match=r"state_dict: .*mlp\.up_proj\.weight: is \["):
+    with pytest.raises(Exception, match=r"state_dict: .*mlp\.up_proj\.weight: "):
         hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32)
-    with pytest.raises(Exception, match="ignore_mismatched_sizes: weights that do not fit are always refused; leave it out"):
+    with pytest.raises(Exception, match="ignore_mismatched_sizes: "):
         hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32, ignore_mismatched_sizes=True)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "place", "fact"),
     [
-        (None, "line 1: not valid JSON"),
-        ({"target": None}, "target: is None, must be an object"),
-        ({"settings": {"lag_mode": "fixed"}}, "settings: anchors: is missing"),
-        (
-            {"settings": {"anchors": "off", "lag_mode": "fixed", "window": "512"}},
-            r"settings\.window: must be a whole number from 1",
-        ),
-        (
-            {"settings": {"anchors": "off", "lag_mode": "fixed", "loss": None}},
-            r"settings\.loss: null is unknown; choose one of",
-        ),
+        (None, "line 1", "JSON"),
+        ({"target": None}, "target: is None", "object"),
+        ({"settings": {"lag_mode": "fixed"}}, "settings: anchors", "missing"),
+        ({"settings": {"anchors": "off", "lag_mode": "fixed", "window": "512"}}, "settings.window", "number from 1"),
+        ({"settings": {"anchors": "off", "lag_mode": "fixed", "loss": None}}, "settings.loss: null", "mix"),
     ],
 )
 def test_a_spoiled_config_of_a_draft_is_named_with_its_field(
-    tmp_path: Path, change: dict[str, Any] | None, message: str
+    tmp_path: Path, change: dict[str, Any] | None, place: str, fact: str
 ) -> None:
     target = save_target("qwen2", tmp_path / "qwen2")
     glide, path = save_draft(target, tmp_path / "draft"), tmp_path / "draft/config.json"
     path.write_text("{" if change is None else json.dumps(read_json(path) | change))
     for door in (lambda: attach(target, str(tmp_path / "draft")), lambda: load_drafter(glide.target, tmp_path / "draft")):
-        with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: {message}.*again") as refusal:
+        with refused(f"{path}: {place}", fact, "again") as refusal:
             door()
         assert "\n" not in str(refusal.value)
 
@@ -239,8 +233,7 @@ def test_no_code_of_a_targets_folder_runs(
     if model_type == "llama":
         begin(str(folder))
     else:
-        told = rf"^{re.escape(str(folder))}/config\.json: model_type {model_type!r} is not supported.*; supported are llama, "
-        with pytest.raises(ValueError, match=told):
+        with refused(f"{folder}/config.json: model_type {model_type!r}", "are llama, "):
             begin(str(folder))
     assert not ran.exists()
     assert answers.tell() == 0
@@ -248,7 +241,7 @@ def test_no_code_of_a_targets_folder_runs(
 
 def test_a_target_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in ("models/gone/target", str(tmp_path)):
-        with pytest.raises(ValueError, match=rf"^{re.escape(path)}/config\.json: no ") as refusal:
+        with refused(f"{path}/config.json: no") as refusal:
             attach(path)
         assert "\n" not in str(refusal.value)
 

@@ -126,7 +126,7 @@ def check_method(method: Any) -> None:
     """Raise ValueError, with the key, for keys of recipe.method that contradict each other."""
     if method.vocabulary_from is not None and method.vocabulary is None:
         raise ValueError("recipe.method.vocabulary_from: recipe.method.vocabulary is null, all tokens are proposed; give both")
-    check_shape({name: method[name] for name in SHAPE}, "recipe.method")
+    check_shape({name: method[name] for name in SHAPE}, "recipe.method.")
 
 
 def check_proposed(method: Any, tokens: int) -> None:
@@ -179,15 +179,15 @@ def told_of_layers(method: Any, further: list[Row], switches: Sequence[str] = ()
     ]
 
 
-def check_shape(shape: Mapping[str, Any], section: str) -> None:
-    """Raise ValueError, with the key, for parts of a layer's shape that no layer has."""
+def check_shape(shape: Mapping[str, Any], place: str) -> None:
+    """Raise ValueError, with the place before the key, for parts of a layer's shape that no layer has."""
     heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
     if width is not None and width % 2:
-        raise ValueError(f"{section}.head_dim: {width}: must be even, rotations turn pairs")
+        raise ValueError(f"{place}head_dim: {width}: must be even, rotations turn pairs")
     if heads is not None and key_values is not None and heads % key_values:
-        raise ValueError(f"{section}.num_key_value_heads: {key_values} do not divide the {heads} of num_attention_heads")
+        raise ValueError(f"{place}num_key_value_heads: {key_values} do not divide the {heads} of num_attention_heads")
     if rope is not None:
-        check_rope(rope, f"{section}.{ROPE}")
+        check_rope(rope, f"{place}{ROPE}")
 
 
 def ffn_width(target: Any) -> int:

@@ -180,7 +180,7 @@ class Published:
                 "longer texts; train it on rows that are as long as the texts to be drafted"
             )
         check_values(schema, values | own, str(self.file), ELSEWHERE)
-        check_shape(own, str(self.file))
+        check_shape(own, f"{self.file}: ")
         default = layer_config(self.target, schema())
         beside = {name: getattr(default, name) for name in SHAPE if name != "head_dim"} | {"head_dim": head_width(self.target)}
         beside[ROPE] = {name: value for name, value in dict(self.target.rope_parameters).items() if value is not None}

@@ -61,7 +61,7 @@ def read_published(
         layers=draft.layers(Settings, key, *(said if are_inputs else said[::-1])),
         depth=depth,
         block_size=found.get("block_size"),
-        mask_token=mask_token_of(found.get("mask_token_id"), target.vocab_size),
+        mask_token=mask_token_of(found.get("mask_token_id"), target.vocab_size, f"{file}: mask_token_id"),
         sliding_window=window,
         tied_k_norm=_tie_k_norms(state, depth),
     )
