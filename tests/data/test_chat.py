@@ -18,6 +18,7 @@ from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.records import Chat
 from tests.data import families
 from tests.data.families import stretches
+from tests.refusals import refused
 
 ONE = [("user", "What is 2 + 2?"), ("assistant", "It is 4.")]
 TWO = [("system", "Be brief."), ("user", "q"), ("assistant", "a"), ("user", "q"), ("assistant", "longer a, 14 - 3 = 11")]
@@ -152,28 +153,28 @@ def test_an_answer_that_its_request_does_not_lead_to_is_trained_alone_and_told(
 
 
 @pytest.mark.parametrize(
-    ("template", "reason"),
+    ("template", "field", "fact"),
     [
-        ("{% for m in messages %}{{ m.content[:3] }};{% endfor %}", "does not write this answer out"),
-        ("{% for m in messages %}{{ m.content | upper }};{% endfor %}", "does not write this answer out"),
-        ("{% for m in messages %}{{ m.content }};{{ m.content }};{% endfor %}", "writes it 2 times"),
-        ("{% for m in messages %}{{ m.role }};{% endfor %}", "does not write it out in such an answer"),
-        ("{% for m in messages %}{{ m.content }}{{ m.content | length }};{% endfor %}", "closes this answer with no token"),
-        ("{% for m in messages %}{{ m.content }}{{ m.content | length }}<s>{% endfor %}", "does not write this answer out"),
-        ("{% for m in messages %}{{ m.content.split('</think>')[0] }};{% endfor %}", "does not write this answer out"),
+        ("{% for m in messages %}{{ m.content[:3] }};{% endfor %}", ".content", "this answer"),
+        ("{% for m in messages %}{{ m.content | upper }};{% endfor %}", ".content", "this answer"),
+        ("{% for m in messages %}{{ m.content }};{{ m.content }};{% endfor %}", ".content", "2 times"),
+        ("{% for m in messages %}{{ m.role }};{% endfor %}", ".content", "such an"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content | length }};{% endfor %}", "", "no token"),
+        ("{% for m in messages %}{{ m.content }}{{ m.content | length }}<s>{% endfor %}", ".content", "this answer"),
+        ("{% for m in messages %}{{ m.content.split('</think>')[0] }};{% endfor %}", ".content", "this answer"),
     ],
 )
-def test_answers_that_cannot_be_told_are_refused(byte_level: Tokenizer, template: str, reason: str) -> None:
+def test_answers_that_cannot_be_told_are_refused(byte_level: Tokenizer, template: str, field: str, fact: str) -> None:
     tokenizer = families.family("mistral", byte_level)
     tokenizer.chat_template = template
-    with pytest.raises(LayoutError, match=reason):
+    with refused(f"messages[1]{field}:", fact, kind=LayoutError):
         encoded(tokenizer, [("user", "q"), ("assistant", "It is 4.</think>5")])
 
 
 def test_a_name_of_a_special_token_cut_in_two_is_refused(byte_level: Tokenizer) -> None:
     tokenizer = families.family("qwen2.5", byte_level)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content[-12:] }};{% endfor %}"
-    with pytest.raises(LayoutError, match="cuts a message inside the name of a special token"):
+    with refused("the chat template", "special token", kind=LayoutError):
         encoded(tokenizer, [("user", "a name <|im_end|> of"), ("assistant", "hello")])
 
 
@@ -183,7 +184,7 @@ def test_wrong_tokens_are_found_by_decoding(byte_level: Tokenizer, monkeypatch: 
 
     right = encoding._token_at
     monkeypatch.setattr(encoding, "_token_at", lambda *given: right(*given) + 1)
-    with pytest.raises(LayoutError, match="do not decode to its answers"):
+    with refused("its tokens", "decode", kind=LayoutError):
         encoded(families.family("qwen2.5", byte_level), ONE)
 
 

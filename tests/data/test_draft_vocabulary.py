@@ -1,6 +1,5 @@
 """A draft vocabulary against counts by hand, and what it refuses."""
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ from longspec.data.__main__ import parser, run
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import TokenWriter
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from tests.refusals import refused
 
 EOS, TOKENS = 2, 12
 Document = tuple[list[int], list[int]]  # ids, answer mask
@@ -79,25 +79,27 @@ def test_tokens_of_another_run_cover_these_rows(tmp_path: Path, rows: dict[str, 
     assert (found.ids, found.coverage) == ((7, 9), {"answers": 2 / 5, "text": 2 / 3, "all": 4 / 8})
 
 
-def refused(tmp_path: Path, rows: dict[str, Path], size: int, message: str, *options: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        count(tmp_path, rows, size, *options)
+def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
+    other = tmp_path / "other.json"
+    for held, place, fact in (
+        (DraftVocabulary((7, 9), TOKENS, "u", {"all": 1.0}), "tokenizer: u", f"{rows['answers']}, t"),
+        (DraftVocabulary((7, 9), 99, "t", {"all": 1.0}), "size:", f"99 tokens, {tmp_path}/target"),
+        (DraftVocabulary((3, 4, 5), TOKENS, "t", {"all": 1.0}), "ids: are 3", "--size is 2"),
+    ):
+        held.write(other)
+        with refused(f"{other}: {place}", fact):
+            count(tmp_path, rows, 2, "--ids-of", str(other))
     assert not list(tmp_path.glob("draft_vocabulary_*"))
 
 
-def test_tokens_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
-    for held, message in (
-        (DraftVocabulary((7, 9), TOKENS, "u", {"all": 1.0}), "other.json: tokenizer: u, a vocabulary of another tokenizer"),
-        (DraftVocabulary((7, 9), 99, "t", {"all": 1.0}), f"other.json: size: of a target of 99 tokens, {tmp_path}/target"),
-        (DraftVocabulary((3, 4, 5), TOKENS, "t", {"all": 1.0}), "other.json: ids: are 3, --size is 2; give the file of"),
-    ):
-        held.write(tmp_path / "other.json")
-        refused(tmp_path, rows, 2, message, "--ids-of", str(tmp_path / "other.json"))
-
-
 def test_rows_and_sizes_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[str, Path]) -> None:
-    refused(tmp_path, rows, TOKENS, f"--size: {TOKENS}: ")
     other = rows | {"other": write_rows(tmp_path / "c", TEXT, "base", tokenizer="u")}
-    refused(tmp_path, other, 2, "--packed: answers, text, other: ")
     larger = {"x": write_rows(tmp_path / "d", [([1, 50], [1, 1])], "base")}
-    refused(tmp_path, larger, 2, "rows.arrow: holds token 50, the target ends at 11; pack the data again")
+    for given, size, place, fact in (
+        (rows, TOKENS, f"--size: {TOKENS}:", "recipe.method.vocabulary: null"),
+        (other, 2, "--packed: answers, text, other:", "tokenizers"),
+        (larger, 2, f"{tmp_path}/d/packed/rows.arrow: holds token 50", "ends at 11"),
+    ):
+        with refused(place, fact):
+            count(tmp_path, given, size)
+    assert not list(tmp_path.glob("draft_vocabulary_*"))

@@ -17,6 +17,7 @@ from longspec.data.pack import packing
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.target import fetch
 from tests.data.families import byte_level, family
+from tests.refusals import refused
 
 
 @pytest.mark.parametrize(
@@ -73,26 +74,26 @@ def refusing(tokenizer: Any, folder: Path) -> Path:
     return folder / "refusing.json"
 
 
-def chats(count: int, refused: set[int]) -> list[dict[str, Any]]:
+def chats(count: int, with_system: set[int]) -> list[dict[str, Any]]:
     turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
     system = [{"role": "system", "content": "s"}]
-    return [{"messages": system * (n in refused) + turns} for n in range(count)]
+    return [{"messages": system * (n in with_system) + turns} for n in range(count)]
 
 
 def test_what_a_template_refuses_is_counted_over_all_shards(tmp_path: Path, tokenizer: Any) -> None:
     """One refused record is more than a hundredth of its small shard, two are no more than one of all, three are too many."""
     refused_by, tokens = refusing(tokenizer, tmp_path), [tmp_path / f"{shard:03}.json" for shard in range(20)]
-    for refused in ([7, 90, 150], [7, 150]):
-        source = make_raw(tmp_path, chats(200, set(refused)))
+    for with_system in ([7, 90, 150], [7, 150]):
+        source = make_raw(tmp_path, chats(200, set(with_system)))
         made = [tokenize.make(source, refused_by, n, 20, path) for n, path in enumerate(tokens)]
         lines = (source.parent / "train.jsonl").read_bytes().splitlines(keepends=True)
         reasons = [manifest["skipped"]["reasons"] for manifest in made if manifest["skipped"]["count"]]
         assert reasons == [
             {"the chat template refuses it: no system role": {"count": 1, "first": len(b"".join(lines[:number]))}}
-            for number in refused
+            for number in with_system
         ]
-        if len(refused) == 3:
-            with pytest.raises(ValueError, match=r"3 of 200 records have no layout .* 0\.01 that max_rejected"):
+        if len(with_system) == 3:
+            with refused(f"{tmp_path}: 3 of 200 records", "0.01", "max_rejected"):
                 packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     packed = packing.make(tokens, 64, "long", "split", tmp_path / "packed" / "manifest.json")
     assert (packed["documents"], packed["skipped"], packed["raw_records"]["train"]) == (198, 2, 200)

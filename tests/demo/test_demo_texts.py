@@ -11,6 +11,7 @@ import pytest
 
 from longspec.demo import puzzles, questions
 from longspec.demo.stdlib import units_of
+from tests.refusals import refused
 
 SHARED = "Return every second element of a long list, in the order in which they stand."
 MODULE = '''"""About {name}: a module of a made-up library, long enough to be worth a question or two."""
@@ -97,9 +98,7 @@ def test_questions_are_different_and_about_what_is_public_and_nothing_of_the_lib
 def test_lengths_are_kept_and_too_many_are_refused_with_what_there_is(library: Path) -> None:
     made = asked(list(questions.generate(10, 0, min_characters=100, max_characters=400, folder=library)))
     assert all(100 <= len(text) <= 400 for text in made)
-    with pytest.raises(
-        ValueError, match=r"^records: 5000 questions of 0 to 4000 characters .* gives (\d+); lower records"
-    ) as caught:
+    with refused("records: 5000 questions", "0 to 4000 characters", re.compile(r"gives \d+; lower records,")) as caught:
         list(questions.generate(5000, 0, folder=library))
     most = int(str(caught.value).partition("gives ")[2].partition(";")[0])
     assert len(list(questions.generate(most, 0, folder=library))) == most

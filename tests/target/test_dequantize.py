@@ -18,6 +18,7 @@ from longspec.models.target_config import read_target_config
 from longspec.target import dequantize
 from tests import gguf_files
 from tests.gguf_files import CONFIGS, TOKENS
+from tests.refusals import Fact, refused
 
 IDS = torch.arange(40).view(1, 40) * 5
 
@@ -85,50 +86,49 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(made(gguf_files.write(tmp_path / "a.gguf", model, "F16"), tmp_path / "a"))
     assert tokenizer.encode("e\u0301") == tokenizer.encode("\u00e9")
     path = gguf_files.write(tmp_path / "b.gguf", model, "F16", pre="llama-bpe")
-    with pytest.raises(ValueError, match="'llama-bpe' is another way to split text than transformers has for qwen2; give"):
+    with refused(f"{path}: tokenizer.ggml.pre 'llama-bpe'", "for qwen2"):
         made(path, tmp_path / "b")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "told"),
     [
-        ({"without": ("blk.1.ffn_up.weight",)}, "lacks 1 tensors of the model, such as blk.1.ffn_up.weight"),
-        ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, "1 tensors would be lost, such as rope_freqs.weight"),
-        ({"more": {"rope.scaling.type": "yarn"}}, "llama.rope.scaling.type is 'yarn', which .* cannot say; give the folder"),
-        ({"more": {"feed_forward_length": 128}}, r"mlp.* has the shape \[.*96.*\], the model's is \[.*128"),
-        ({"more": {"split.count": 3}}, "is a part of a model; .*: llama-gguf-split --merge"),
-        ({"without": ("tokenizer",)}, "lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id"),
-        ({"pre": "unheard-of"}, "tokenizer.ggml.pre 'unheard-of' is not known, .*smollm"),
+        ({"without": ("blk.1.ffn_up.weight",)}, ("lacks 1 tensors", "blk.1.ffn_up.weight")),
+        ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, ("1 tensors", "lost, such as rope_freqs.weight")),
+        ({"more": {"rope.scaling.type": "yarn"}}, ("llama.rope.scaling.type is 'yarn'",)),
+        ({"more": {"feed_forward_length": 128}}, ("model.layers.0.mlp", re.compile(r"\[.*96.*\], .* \[.*128.*\]"))),
+        ({"more": {"split.count": 3}}, ("is a part", "llama-gguf-split --merge")),
+        ({"without": ("tokenizer",)}, ("lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id",)),
+        ({"pre": "unheard-of"}, ("tokenizer.ggml.pre 'unheard-of'", "smollm")),
         (
             {"more": {"token_embd.weight": np.full((len(TOKENS), 64), np.inf, np.float32)}},
-            "embed_tokens.weight: holds values that are not finite",
+            ("model.embed_tokens.weight:", "not finite"),
         ),
     ],
 )
-def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_what_would_be_lost_or_guessed_is_refused(tmp_path: Path, change: dict[str, Any], told: tuple[Fact, ...]) -> None:
     path = gguf_files.write(tmp_path / "a.gguf", gguf_files.random_model("llama"), "F16", **change)
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(f"{path}: {told[0]}", *told[1:]):
         made(path, tmp_path)
-    assert str(path) in str(refused.value)
     assert [each.name for each in tmp_path.iterdir()] == ["a.gguf"]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "new", "fact"),
     [
-        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "general.architecture 'mamba' is not supported as GGUF"),
+        (b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0mamba", "general.architecture 'mamba'"),
         # The type of a tensor of one dimension: int8, which gguf does not undo.
         (
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\0",
             b"attn_norm.weight\1\0\0\0@\0\0\0\0\0\0\0\x18",
-            ".* quantized in an unknown way .*I8",
+            re.compile("quantized .*I8"),
         ),
     ],
 )
-def test_another_kind_of_model_or_numbers_is_named(llama: Path, tmp_path: Path, old: bytes, new: bytes, message: str) -> None:
+def test_another_kind_of_model_or_numbers_is_named(llama: Path, tmp_path: Path, old: bytes, new: bytes, fact: Fact) -> None:
     path = tmp_path / "a.gguf"
     path.write_bytes(llama.read_bytes().replace(old, new, 1))
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: {message}"):
+    with refused(f"{path}:", fact):
         made(path, tmp_path)
 
 
@@ -138,16 +138,16 @@ def test_a_cut_file_is_refused_wherever_it_is_cut(llama: Path, tmp_path: Path) -
     draw = random.Random(0)
     for length in (0, 20, *(draw.randrange(len(whole)) for _ in range(3)), len(whole) - 64):
         path.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=rf"^{re.escape(str(path))}: "):
+        with refused(f"{path}:"):
             made(path, tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["cut.gguf"]
 
 
 def test_another_hash_is_refused_and_a_file_that_is_gone(llama: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^recipe\.model\.sha256: is 0{64}, that of .*tiny llama\.gguf is [0-9a-f]{64}; copy"):
+    with refused(f"recipe.model.sha256: is {'0' * 64}", f"that of {llama} is {sha256_file(llama)}"):
         made(llama, tmp_path, "0" * 64)
     fetched = tmp_path / "wheel_file.json"
     write_json(fetched, {"path": "gone.gguf"})
-    with pytest.raises(ValueError, match=r"gone\.gguf: no such file; place it there"):
+    with refused("recipe.model.source: wheel:a==1/a.gguf:", Path("gone.gguf").absolute()):
         dequantize.make("wheel:a==1/a.gguf", "0" * 64, fetched, tmp_path / "t.json", tmp_path / "k.json")
     assert not (tmp_path / "target").exists()

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import random
+import re
 import shutil
 import unicodedata
 from collections import Counter
@@ -24,6 +25,7 @@ from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.models.losses import NO_LABEL
 from longspec.target import tokenizer, train
 from tests.corpus import LENGTH, Corpus, write_raw
+from tests.refusals import refused
 
 
 @pytest.fixture(autouse=True)
@@ -163,7 +165,7 @@ def test_a_small_dataset_weighs_as_much_as_a_large_one(tmp_path: Path) -> None:
 
 
 def test_vocabulary_that_does_not_fit(corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"build\.vocabulary: the text yields \d+ entries, not 5000"):
+    with refused("build.vocabulary:", re.compile(r"\d+ entries, not 5000")):
         tokenizer.make(dataclasses.replace(corpus.build, vocabulary=5000), [corpus.raw], tmp_path / "t.json")
     assert not (tmp_path / "t.json").exists()
     assert not (tmp_path / "tokenizer").exists()
