@@ -169,6 +169,7 @@ def test_stops_look_at_eos_and_text() -> None:
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     target = make_target(0, **SMALL, num_key_value_heads=1)
     faults = [
+        ({"prompts": [[1], []]}, ("prompts", "bos")),
         ({"max_new_tokens": 0}, ("max_new_tokens", "is 0")),
         ({"shape": (4, 41)}, ("shape (4, 41)", "level 2", "41 nodes", "1 to 40")),
         ({"shape": 0}, ("shape 0", "such as 4")),
@@ -181,9 +182,7 @@ def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     ]
     for wrong, told in faults:
         with refused(*told):
-            speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
-    with refused("prompts", "bos"):
-        speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
+            speculate(target, LookupDrafter(), **{"prompts": [[1]], "max_new_tokens": 1} | wrong)
 
 
 @pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3"), (torch.float32, "dflash")])
