@@ -22,6 +22,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any, NoReturn, Self
@@ -255,15 +256,17 @@ def _become(request: dict[str, Any], outputs: list[int]) -> None:
 
 
 def _code_of(command: list[str]) -> int:
-    """Run the command; the exit code that Python would end with, its last words written as Python writes them."""
+    """Run the command; the exit code that Python would end with, as of Popen, its last words written as Python writes them."""
     try:
         _run(command)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
-    except BaseException:
+    except BaseException as fault:
         sys.excepthook(*sys.exc_info())
+        if isinstance(fault, KeyboardInterrupt):
+            return -signal.SIGINT
     else:
         return 0
     return 1
@@ -274,7 +277,11 @@ def _end(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for output in (sys.stdout, sys.stderr):
-        output.flush()
+        with suppress(OSError, ValueError):
+            output.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 
