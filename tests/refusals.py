@@ -28,6 +28,7 @@ def refused(place: str | Path, *facts: Fact, kind: type[BaseException] = ValueEr
     with pytest.raises(kind) as caught:
         yield caught
     check(str(caught.value).removeprefix("error: "), place, *facts)
+    del caught  # else it and this frame, which is in its traceback, keep each other alive, with the files that the block opened
 
 
 def check(text: str, place: str | Path, *facts: Fact) -> None:

@@ -10,8 +10,8 @@ import atexit
 import ctypes
 import gc
 import importlib
-import inspect
 import json
+import math
 import os
 import runpy
 import signal
@@ -21,15 +21,15 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn, Self
 
 PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 15, 36
 LONGEST = 2**17  # bytes of a request: an environment and a command line
 NAME = "longspec rank "
-PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 POPEN = subprocess.Popen
 # What starts Python's processes: they are forks of it.
@@ -60,7 +60,7 @@ def can_fork(command: Sequence[str]) -> bool:
 
 def popen(command: Sequence[str], **options: Any) -> POPEN[Any]:
     """A process of the tests', forked if it can be."""
-    return (Warm if can_fork(command) else POPEN)(command, **options)
+    return Fork(_ask, command, **options) if can_fork(command) else POPEN(command, **options)
 
 
 def rank_of(pid: int) -> int | None:
@@ -69,60 +69,112 @@ def rank_of(pid: int) -> int | None:
     return int(name.removeprefix(NAME)) if name.startswith(NAME) else None
 
 
-class Warm(POPEN[Any]):
-    """A process that is forked instead of started; otherwise as Popen."""
+class Fork:
+    """A process that is forked instead of started, with what tests and launchers use of Popen."""
 
-    def _execute_child(self, *positional: Any) -> None:
-        given = _arguments(self, positional)
-        command, environment = list(given["args"]), os.environ if given["env"] is None else given["env"]
-        request = {"command": command, "environment": dict(environment), "folder": str(given["cwd"] or Path.cwd())}
-        request["session"] = given["start_new_session"]
-        outputs = {1: given["c2pwrite"], 2: given["errwrite"]}  # -1 where it has this process's own
-        self.pid = self.fork(request, [number if output == -1 else output for number, output in outputs.items()])
-        self._child_created = True
-        self._close_pipe_fds(*(given[name] for name in PIPES))  # type: ignore[attr-defined]
+    def __init__(
+        self,
+        fork: Callable[[dict[str, Any], list[int]], int],
+        args: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | Path | None = None,
+        stdout: IO[Any] | int | None = None,
+        stderr: IO[Any] | int | None = None,
+        text: bool = False,
+        start_new_session: bool = False,
+    ) -> None:
+        self.args, self.text, self.returncode = args, text, None
+        request = {"command": list(args), "environment": dict(os.environ if env is None else env)}
+        request |= {"folder": str(cwd or Path.cwd()), "session": start_new_session}
+        self._printed, pipe = os.pipe() if stdout == subprocess.PIPE else (None, None)
+        printed = _descriptor(stdout, 1) if pipe is None else pipe
+        self.pid = fork(request, [printed, printed if stderr == subprocess.STDOUT else _descriptor(stderr, 2)])
+        if pipe is not None:
+            os.close(pipe)
 
-    def fork(self, request: dict[str, Any], outputs: list[int]) -> int:
-        """The process id of a child of this process that runs the request."""
-        server = _server()
-        _adopt(True)  # else it would be the server's child, which only that could wait for
-        socket.send_fds(server, [json.dumps(request).encode()], outputs)
-        pid = int(server.recv(32))
-        _adopt(False)  # whom a job leaves behind goes to the system, as everywhere
-        return pid
+    def poll(self) -> int | None:
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> int:
+        latest = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > latest:
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            time.sleep(0.01)
+        return code
+
+    def communicate(self, timeout: float | None = None) -> tuple[Any, None]:
+        """All that it has printed when it ends. Raises TimeoutExpired with what there is by then."""
+        parts: list[bytes] = []
+        reader = threading.Thread(target=lambda: parts.extend(self._parts()), daemon=True)
+        reader.start()
+        reader.join(timeout)
+        if reader.is_alive():
+            raise subprocess.TimeoutExpired(self.args, timeout or 0, b"".join(parts))
+        self.wait()
+        return b"".join(parts).decode() if self.text else b"".join(parts), None
+
+    def _parts(self) -> Iterator[bytes]:
+        if self._printed is not None:
+            yield from iter(lambda: os.read(self._printed, 2**16), b"")
+            os.close(self._printed)
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait()
 
 
-class Forked(Warm):
-    """A process of Python's that a launcher starts, forked from the launcher; any other is started as ever."""
+def _descriptor(file: IO[Any] | int | None, own: int) -> int:
+    return own if file is None else file if isinstance(file, int) else file.fileno()
 
-    def _execute_child(self, *positional: Any) -> None:
-        given = _arguments(self, positional)
-        self._prepare = given["preexec_fn"]
-        start = super()._execute_child if is_pythons(given["args"]) else partial(POPEN._execute_child, self)  # type: ignore[attr-defined]
-        start(*positional)
 
-    def fork(self, request: dict[str, Any], outputs: list[int]) -> int:
-        """As above; in the child the process runs and ends, and nothing of the launcher's stack runs in it.
+def _ask(request: dict[str, Any], outputs: list[int]) -> int:
+    """The process id of a child of this process that runs the request."""
+    server = _server()
+    _adopt(True)  # else it would be the server's child, which only that could wait for
+    socket.send_fds(server, [json.dumps(request).encode()], outputs)
+    pid = int(server.recv(32))
+    _adopt(False)  # whom a job leaves behind goes to the system, as everywhere
+    return pid
 
-        Else torchrun's `finally` would speak to the store through the socket that the child shares with the launcher, and
-        a signal before the child has handlers of its own would be torchrun's: the launcher then waits for ever.
-        """
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-        if pid := os.fork():
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
-            return pid
-        if request["session"]:
-            os.setsid()
-        if self._prepare is not None:
-            self._prepare()
-        _become(request, outputs)
+
+def _popen_of_launcher(args: Sequence[str], preexec_fn: Callable[[], None] | None = None, **options: Any) -> POPEN[Any] | Fork:
+    """A process that a launcher starts: Python's are forked from the launcher, any other is started as ever."""
+    if not is_pythons(args):
+        return POPEN(args, preexec_fn=preexec_fn, **options)
+    return Fork(partial(_fork, prepare=preexec_fn or (lambda: None)), args, **options)
+
+
+def _fork(request: dict[str, Any], outputs: list[int], prepare: Callable[[], None]) -> int:
+    """As `_ask`; in the child the process runs and ends, and nothing of the launcher's stack runs in it.
+
+    Else torchrun's `finally` would speak to the store through the socket that the child shares with the launcher, and
+    a signal before the child has handlers of its own would be torchrun's: the launcher then waits for ever.
+    """
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    if pid := os.fork():
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        return _end(_code_of(request["command"]))
-
-
-def _arguments(process: POPEN[Any], positional: tuple[Any, ...]) -> dict[str, Any]:
-    """By name what a Popen was made with."""
-    return inspect.signature(POPEN._execute_child).bind(process, *positional).arguments  # type: ignore[attr-defined]
+        return pid
+    if request["session"]:
+        os.setsid()
+    prepare()
+    _become(request, outputs)
+    signal.pthread_sigmask(signal.SIG_SETMASK, held)
+    return _end(_code_of(request["command"]))
 
 
 def _adopt(orphans: bool) -> None:
@@ -153,7 +205,7 @@ def _import() -> None:
     for verb in VERBS:
         program = importlib.import_module(f"{verb}.__main__")
         del sys.modules[program.__name__], sys.modules[verb].__main__  # it is run, not imported
-    torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen = Forked
+    torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler.Popen = _popen_of_launcher
     # Records that nobody reads; the method's name in them is looked for in all modules, which takes half of torchrun's start.
     for unread in ("get_method_name", "construct_and_record_rdzv_event"):
         setattr(torch.distributed.elastic.rendezvous.dynamic_rendezvous, unread, lambda *_, **__: "")
@@ -204,15 +256,17 @@ def _become(request: dict[str, Any], outputs: list[int]) -> None:
 
 
 def _code_of(command: list[str]) -> int:
-    """Run the command; the exit code that Python would end with, its last words written as Python writes them."""
+    """Run the command; the exit code that Python would end with, as of Popen, its last words written as Python writes them."""
     try:
         _run(command)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
         print(end.code, file=sys.stderr)
-    except BaseException:
+    except BaseException as fault:
         sys.excepthook(*sys.exc_info())
+        if isinstance(fault, KeyboardInterrupt):
+            return -signal.SIGINT
     else:
         return 0
     return 1
@@ -223,7 +277,11 @@ def _end(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for output in (sys.stdout, sys.stderr):
-        output.flush()
+        with suppress(OSError, ValueError):
+            output.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
     os._exit(code)
 
 
@@ -234,7 +292,7 @@ def _run(command: list[str]) -> None:
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         words = words[1:]
     is_launcher = (words[1] if words[0] == "-m" else Path(words[0]).name) in LAUNCHERS
-    subprocess.Popen = Forked if is_launcher else POPEN  # type: ignore[misc]
+    subprocess.Popen = _popen_of_launcher if is_launcher else POPEN  # type: ignore[misc]
     os.execve = _in_place
     if words[0] == "-m":
         sys.argv = words[1:]

@@ -27,6 +27,7 @@ from tests.decode.models import (
     make_eagle3,
     make_target,
 )
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -168,21 +169,20 @@ def test_stops_look_at_eos_and_text() -> None:
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
     target = make_target(0, **SMALL, num_key_value_heads=1)
     faults = [
-        ({"max_new_tokens": 0}, "must be 1 or more"),
-        ({"shape": (4, 41)}, r"level 2 has 41 nodes; give 1 to 40"),
-        ({"shape": 0}, "at least one drafted token"),
-        ({"shape": Budget(0)}, "1 or more nodes"),
-        ({"shape": {"depth": 3}}, "give nodes, and depth"),
-        ({"temperature": -1.0}, "temperature"),
-        ({"temperature": 1.0, "top_p": 1.5}, "top_p"),
-        ({"stop_strings": ["x"]}, "tokenizer="),
-        ({"stop_strings": "x", "tokenizer": object()}, "give a list"),
+        ({"prompts": [[1], []]}, ("prompts", "bos")),
+        ({"max_new_tokens": 0}, ("max_new_tokens", "is 0")),
+        ({"shape": (4, 41)}, ("shape (4, 41)", "level 2", "41 nodes", "1 to 40")),
+        ({"shape": 0}, ("shape 0", "such as 4")),
+        ({"shape": Budget(0)}, (f"shape {Budget(0)}", "1 or more")),
+        ({"shape": {"depth": 3}}, ("shape {'depth': 3}", "{'nodes': 16}")),
+        ({"temperature": -1.0}, ("`temperature`", "-1.0")),
+        ({"temperature": 1.0, "top_p": 1.5}, ("`top_p`", "1.5")),
+        ({"stop_strings": ["x"]}, ("stop_strings", "tokenizer=")),
+        ({"stop_strings": "x", "tokenizer": object()}, ("stop_strings: 'x'", "list")),
     ]
-    for wrong, message in faults:
-        with pytest.raises(ValueError, match=message):
-            speculate(target, LookupDrafter(), [[1]], **{"max_new_tokens": 1} | wrong)
-    with pytest.raises(ValueError, match="bos token"):
-        speculate(target, LookupDrafter(), [[1], []], max_new_tokens=1)
+    for wrong, told in faults:
+        with refused(*told):
+            speculate(target, LookupDrafter(), **{"prompts": [[1]], "max_new_tokens": 1} | wrong)
 
 
 @pytest.mark.parametrize(("dtype", "method"), [(torch.float32, "glide"), (torch.bfloat16, "eagle3"), (torch.float32, "dflash")])

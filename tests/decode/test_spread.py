@@ -16,6 +16,7 @@ from longspec.decode.speculate import speculate
 from longspec.models.target import draft_device
 from tests.decode.models import WINDOW, generated, make_drafter, make_target
 from tests.decode.pretended_devices import FIRST, SECOND, pretended_devices
+from tests.refusals import refused
 
 PROMPTS = [[7] * 20, [8, 3, 5]]
 TAIL = ("model.layers.2", "model.norm", "lm_head")
@@ -102,9 +103,7 @@ def test_generate_and_plain_decoding() -> None:
 def test_a_draft_on_the_first_device_is_refused_and_the_advice_is_right() -> None:
     _, _, parted, own = pair("glide")
     own.layer.to(FIRST)
-    with pytest.raises(
-        ValueError, match=rf"on {FIRST}, beside this target it must be torch.float64 on {SECOND}: move the layer by"
-    ) as told:
+    with refused("draft: layer", f"torch.float64 on {FIRST}", f"torch.float64 on {SECOND}") as told:
         decoded(parted, own)
     own.layer.to(re.findall(r"\.to\('(.*?)'", str(told.value))[0], parted.dtype)
     assert decoded(parted, own)

@@ -15,6 +15,7 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DraftTree, TreeBuilder
 from tests.decode.models import generated, make_target
+from tests.refusals import refused
 
 NEW, LENGTHS = 30, (7, 1, 19, 4, 4)
 READS = ("hidden.2", "final", "hidden.0")
@@ -109,5 +110,5 @@ def test_hidden_states_are_transformers_own(family: type, shape: int | Levels, l
 
 def test_a_start_without_these_states_is_refused() -> None:
     target = make_target(3, num_hidden_layers=3)
-    with pytest.raises(ValueError, match=r"prefilled without .*hidden\.0.*: give prefill\(\.\.\., reads=drafter\.reads\)"):
+    with refused("prompts", "hidden.0", "prefill(..., reads=drafter.reads)"):
         speculate(target, Reader(target, []), prefill(target, [[3, 1, 4]]), max_new_tokens=1)

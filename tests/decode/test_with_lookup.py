@@ -17,6 +17,7 @@ from longspec.decode.speculate import speculate
 from longspec.decode.tree import NOTHING, DraftTree, TreeBuilder
 from tests.decode.models import DEPTHS, make_drafter, make_target
 from tests.decode.test_speculate import check_greedy
+from tests.refusals import refused
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -137,8 +138,8 @@ def test_generate_takes_the_number_by_transformers_name() -> None:
     wanted = target.generate(ids_BT, max_new_tokens=20, do_sample=False, pad_token_id=0)
     settings = {"max_new_tokens": 20, "do_sample": False, "pad_token_id": 0, "shape": (2, 2)}
     assert torch.equal(generate(target, ids_BT, draft=drafter, prompt_lookup_num_tokens=4, **settings), wanted)
-    with pytest.raises(ValueError, match="prompt_lookup_num_tokens: 0: give 1 to 64, such as 8, or leave it out"):
+    with refused("prompt_lookup_num_tokens: 0", "1 to 64", "such as 8"):
         generate(target, ids_BT, draft=drafter, prompt_lookup_num_tokens=0, **settings)
     target.generation_config.prompt_lookup_num_tokens = 4
-    with pytest.raises(ValueError, match="prompt_lookup_num_tokens: stands in the generation config; give it as an argument"):
+    with refused("prompt_lookup_num_tokens", "generation config", "argument"):
         generate(target, ids_BT, draft=drafter, **settings)

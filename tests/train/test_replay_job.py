@@ -18,6 +18,7 @@ from longspec.train.arguments import read_job
 from longspec.train.setup import open_rows, open_stored
 from tests.corpus import Corpus, questions, sentences
 from tests.jobs import PLAIN, RECIPE, Job, finish, kill_all, torchrun
+from tests.refusals import refused
 from tests.states.stored import Stored
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
@@ -54,8 +55,7 @@ def options(corpus: Corpus, out: Path, *more: str) -> list[str]:
 def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus, earlier: Path, tmp_path: Path) -> None:
     """By both doors; what a refusal advises works."""
     job = read_job(options(corpus, tmp_path), ONE)
-    told = r"--replay: recipe\.data\.replay names base, given is nothing; give --replay STAGE=PATH for each, the manifest\.json"
-    with pytest.raises(ValueError, match=told):
+    with refused("--replay", "recipe.data.replay names base,", "is nothing;", "--replay STAGE=PATH", "manifest.json"):
         open_rows(job)
     by_name = read_job(options(corpus, tmp_path, f"+files.replay.base={earlier}"), ONE)
     frozen = [f"--{name}={tmp_path}/{name}.yaml" for name in ("recipe", "runtime")]
@@ -66,14 +66,13 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     assert list(rows.replayed) == ["base"]
     assert len(rows) == len(PackedRows(corpus.packed)) + len(PackedRows(earlier))
     other = read_job([*files, "--replay", f"base={earlier}", f"long={earlier}"], ONE)
-    with pytest.raises(ValueError, match=re.escape("--replay: recipe.data.replay names base, given is base, long; give")):
+    with refused("--replay", "recipe.data.replay names base,", "is base, long;"):
         open_rows(other)
     mixed = options(corpus, tmp_path, MIX, f"files.data=[{earlier},{corpus.packed}]", f"+files.replay.base={earlier}")
-    told = "--data: rows of raw, tiny; recipe.data.name is books 70%, chats 30%: give the manifest.json of each, in this order"
-    with pytest.raises(ValueError, match=re.escape(f"{told}: books, chats")):
+    with refused("--data", "raw, tiny;", "recipe.data.name is books 70%, chats 30%", "manifest.json", "order: books, chats"):
         open_rows(read_job(mixed, ONE))
     none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ONE)
-    with pytest.raises(ValueError, match=r"--states: missing; "):
+    with refused("--states: missing", "shard.json"):
         open_stored(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 
 

@@ -20,6 +20,7 @@ from longspec.distributed import Ranks
 from longspec.train import trackers as services
 from longspec.train.trackers import Trackers, chosen, scalars
 from tests.jobs import MakeJob, finish
+from tests.refusals import refused
 
 MAIN = Ranks(0, 0, 1)
 Curves = dict[str, list[tuple[int, float]]]
@@ -195,7 +196,7 @@ def test_wandb_online_resumes_its_run_behind_the_servers_last_step(monkeypatch: 
 
 def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = fake_wandb(monkeypatch, key=False)
-    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb .*no key.*runtime\.tracker_mode: offline"):
+    with refused("runtime.report_to: wandb", "WANDB_API_KEY", "runtime.tracker_mode: offline"):
         Trackers(runtime_of(report_to=["wandb"]), tmp_path, MAIN, {})
     assert calls == []
 
@@ -203,7 +204,7 @@ def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, 
 def test_a_missing_package_is_named_before_anything_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A folder of that name in the working directory is no package."""
     monkeypatch.setattr(services, "is_installed", lambda name: name != "wandb")
-    with pytest.raises(ValueError, match=r"runtime\.report_to: wandb is not installed"):
+    with refused("runtime.report_to: wandb", "pip install -c constraints.txt -e '.[track]'"):
         chosen(runtime_of(report_to=["wandb", "tensorboard"]))
     monkeypatch.undo()
     (tmp_path / "nothing_of_this_name").mkdir()

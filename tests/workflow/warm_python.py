@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from contextlib import suppress
 from pathlib import Path
 
@@ -70,33 +69,6 @@ os._exit(code)
 """
 
 
-def _run(request: dict, outputs: list[int]) -> None:
-    """In the fork: become the process that was asked for, and run it to its end."""
-    os.setpgid(0, 0)
-    warm_jobs._become(request, outputs)
-    for descriptor in outputs:
-        os.close(descriptor)
-    code = 1
-    try:
-        warm_jobs._run(request["command"])
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-        if isinstance(end.code, str):
-            print(end.code, file=sys.stderr)
-    except KeyboardInterrupt:
-        code = -signal.SIGINT
-    except BaseException:
-        traceback.print_exc()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    if code == -signal.SIGINT:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    sys.exit(code)  # with what it has registered for its end
-
-
 def _named(name: str) -> None:
     ctypes.CDLL(None).prctl(warm_jobs.PR_SET_NAME, name.encode())
 
@@ -113,7 +85,11 @@ def _keep(client: socket.socket, folder: Path) -> None:
         os.read(ready, 1)  # until it can be found by its client's id
         os.close(ready)
         client.close()
-        _run(request, outputs)
+        os.setpgid(0, 0)
+        warm_jobs._become(request, outputs)
+        for descriptor in outputs:
+            os.close(descriptor)
+        warm_jobs._end(warm_jobs._code_of(request["command"]))
     os.close(ready)
     (folder / "forks" / str(request["client"])).write_text(str(fork))
     try:

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from longspec.distributed import Ranks
 from longspec.process_group import of_first_rank
 from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable_reason
+from tests.refusals import refused
 from tests.train.checkpoint.test_save_load import write_slot
 
 BEGAN = 1000.0
@@ -20,7 +21,7 @@ def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path)
     assert find_resumable(folder, {"recipe": {"lr": 1}}) is None
     write_slot(folder / "last", 20)
     assert find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 20
-    with pytest.raises(ValueError, match=r"step 20 of 100.*recipe\.lr: 1 -> 2"):
+    with refused(folder, "step 20 of 100", "recipe.lr: 1 -> 2", f"rm -r {folder}"):
         find_resumable(folder, {"recipe": {"lr": 2}})
     write_slot(folder / "damaged", 100)
     (folder / "last").rename(folder / "last_2")
@@ -37,7 +38,7 @@ def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkey
         [lambda held: sent.append(pickle.dumps(held)), lambda held: held.__setitem__(slice(None), pickle.loads(sent[0]))]
     ):
         monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
-        with pytest.raises(NonRetryableError, match=r"recipe\.lr: 1 -> 2"):
+        with refused(tmp_path, "recipe.lr: 1 -> 2", kind=NonRetryableError):
             of_first_rank(lambda: find_resumable(tmp_path, {"recipe": {"lr": 2}}), Ranks(rank, rank, 2))
 
 

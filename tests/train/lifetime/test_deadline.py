@@ -7,6 +7,7 @@ import pytest
 
 from longspec.distributed import Ranks
 from longspec.train.arguments import read_deadline, read_job
+from tests.refusals import refused
 
 MAIN = Ranks(0, 0, 1)
 LATER = "2031-05-06T07:08:09"
@@ -57,5 +58,5 @@ def test_rank_0_alone_asks_and_an_empty_answer_is_asked_for_again(squeue: Path, 
 
 
 def test_nonsense_is_named() -> None:
-    with pytest.raises(ValueError, match="--deadline: 'tomorrow'"):
+    with refused("--deadline: 'tomorrow'"):
         read_job(["--deadline", "tomorrow"], MAIN)
