@@ -44,7 +44,7 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
     [
         ("nowhere", "", (": recipe.init: nowhere", "such folder")),
         ("hf:draft", "", (", stage 'base': recipe.init: 'hf:draft'", "hf:<owner>/<repository>[@revision]")),
-        ("mine", '{"draft": "glide"}', (": recipe.init: mine", "draft of glide", "recipe.method.name is eagle3")),
+        ("mine", '{"draft": "glide"}', (": recipe.init: mine", "of glide,", "recipe.method.name is eagle3")),
         ("mine", '{"architectures": ["Foo"]}', (": recipe.init: mine: architectures: ['Foo']",)),
     ],
 )
