@@ -65,7 +65,7 @@ def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
     glide, eagle3 = (compose_stage(*each, "base").recipe for each in (("demo", "base"), ("demo-eagle3", "ttt")))
     assert vocabulary_for(glide, None) is None
     for recipe, given, told in (
-        (glide, path, (path, "vocabulary out")),
+        (glide, path, (f"{path}", "vocabulary out")),
         (eagle3, None, ("draft vocabulary: missing", "--vocabulary", "files.vocabulary=")),
         (eagle3, path, (f"{path}: ids: are 3", "recipe.method.vocabulary")),
     ):

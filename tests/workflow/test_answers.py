@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_a_dataset_without_it_is_tokenized_and_measured_as_ever(settings: Settin
 SERVED = {"engine": "endpoint"}
 WITH_KEY = "http://user:secret@host:8000/v1"
 # By what is wrong: keys of regenerate, the key at fault below it, and what is named.
-REFUSED = {
+REFUSED: dict[str, tuple[Any, ...]] = {
     "no place": (SERVED, ": engine: endpoint", "endpoint (http://host:8000/v1", "server (", "neither"),
     "the other engine's key": ({"requests": 4}, ".requests", "engine: endpoint", "data.own.regenerate.engine"),
     "a command without its places": (SERVED | {"server": "vllm serve {model}"}, ".server: lacks {port}", "docs/answers.md"),

@@ -4,6 +4,7 @@ import json
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,7 +110,7 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
 KEY, LENT = "run 'demo-eagle3', variant 'ttt'", "recipe.method.vocabulary_from"
 STAGE = "run 'demo-eagle3', stage 'base': recipe.method"
 # By what is wrong: what the run says of its method, and the key that is named, with facts.
-WRONG = {
+WRONG: dict[str, tuple[Any, ...]] = {
     "a run that is none": ({"vocabulary_from": "dmo"}, f"{KEY}: {LENT}", "config/run/dmo.yaml", "'demo'?"),
     "another target": ({"vocabulary_from": "published"}, f"{KEY}: {LENT}: 'published'", "'qwq-32b-preview'"),
     "all tokens of another": ({"vocabulary": None, "vocabulary_from": "demo"}, f"{KEY}, stage 'base': {LENT}", "is null"),
