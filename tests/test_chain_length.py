@@ -9,6 +9,7 @@ from longspec import chain_length
 from longspec.atomic_files import write_json
 from longspec.chain_length import ChainAcceptance, TreeAcceptance, nearest, pooled, read_acceptance
 from longspec.decode.levels import Budget
+from tests.refusals import refused
 
 
 def geometric(share: float, depth: int) -> ChainAcceptance:
@@ -52,5 +53,5 @@ def test_the_file_holds_what_was_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [{}, {"chains": [3]}, {"chains": [], "trees": [[2, 4]]}])
 def test_a_damaged_file_is_named_with_the_way_out(tmp_path: Path, content: Any) -> None:
     write_json(tmp_path / chain_length.FILE, content)
-    with pytest.raises(ValueError, match=rf"{chain_length.FILE}: .* remove the file"):
+    with refused(tmp_path / chain_length.FILE, "remove", "rule report"):
         read_acceptance(tmp_path)

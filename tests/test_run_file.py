@@ -1,12 +1,12 @@
 """A run's file: what it derives from another, what it sets of a stage, and what it refuses."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from longspec.config import CONFIG_DIR, compose_stage, stages_of
 from longspec.config.run_file import read_run
+from tests.refusals import refused
 
 STAGE = "stages:\n  base:\n    recipe: {optimizer: {lr: 3.0e-3}}\n"
 
@@ -79,35 +79,32 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("stags: [base]\n", r"config/run/mine\.yaml: stags: unknown key; did you mean 'stages'\?"),
-        ("stages: {base: {receipe: {}}}\n", r"mine\.yaml: stages\.base\.receipe: unknown key; did you mean 'recipe'\?"),
-        ("stages: [base, base]\n", r"mine\.yaml: stages: must name each stage once; is \['base', 'base'\]"),
-        ("stages: {'a b': }\n", r"mine\.yaml: stages: a stage: 'a b' is no name; a name has letters"),
-        ("stages: [lookup]\n", r"mine\.yaml: stages: lookup: untrained, lookup, imported, with-lookup are drafters"),
-        ("recipe: [3]\n", r"mine\.yaml: recipe: must be a mapping, is \[3\]"),
-        ("- demo\n", r"mine\.yaml: must be a mapping with keys such as target and stages"),
-        ("base: dmo\n", r"mine\.yaml: base: there is no config/run/dmo\.yaml; did you mean 'demo'\?"),
-        ("base: mine\n", r"mine\.yaml: base: mine -> mine leads back; derive from another run"),
-        ("final: lats\n", r"mine\.yaml: final: 'lats' is unknown; choose one of best, last"),
+        ("stags: [base]\n", ("stags: unknown key", "'stages'?")),
+        ("stages: {base: {receipe: {}}}\n", ("stages.base.receipe: unknown key", "'recipe'?")),
+        ("stages: [base, base]\n", ("stages", "is ['base', 'base']")),
+        ("stages: {'a b': }\n", ("stages: a stage: 'a b'", "letters, digits, dots")),
+        ("stages: [lookup]\n", ("stages: lookup", "untrained, lookup, imported, with-lookup")),
+        ("recipe: [3]\n", ("recipe", "mapping, is [3]")),
+        ("- demo\n", ("must", "mapping", "target and")),
+        ("base: dmo\n", ("base", "config/run/dmo.yaml", "'demo'?")),
+        ("base: mine\n", ("base: mine -> mine",)),
+        ("final: lats\n", ("final: 'lats'", "best, last")),
     ],
 )
-def test_what_no_run_says_is_refused_with_its_key(config: Path, text: str, told: str) -> None:
+def test_what_no_run_says_is_refused_with_its_key(config: Path, text: str, told: tuple[str, ...]) -> None:
     write(config, mine=text)
-    with pytest.raises(ValueError, match=told):
+    with refused(f"config/run/mine.yaml: {told[0]}", *told[1:]):
         read_run("mine", [config])
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "place"),
     [
-        ("recipe: {optimizer: {rl: 1}}\n", r"^recipe\.optimizer\.rl: unknown key; .* \(in config/run/mine\.yaml\)"),
-        (
-            "stages: {base: {recipe: {optimizer: {rl: 1}}}}\n",
-            r"^recipe\.optimizer\.rl: .* \(in config/run/mine\.yaml, stage base\)",
-        ),
+        ("recipe: {optimizer: {rl: 1}}\n", "(in config/run/mine.yaml)"),
+        ("stages: {base: {recipe: {optimizer: {rl: 1}}}}\n", "(in config/run/mine.yaml, stage base)"),
     ],
 )
-def test_what_hydra_refuses_is_told_with_the_runs_file(config: Path, text: Any, told: str) -> None:
+def test_what_hydra_refuses_is_told_with_the_runs_file(config: Path, text: str, place: str) -> None:
     write(config, mine=text)
-    with pytest.raises(ValueError, match=told):
+    with refused("recipe.optimizer.rl: unknown key", place):
         compose_stage("mine", "base", "base", config)

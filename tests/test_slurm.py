@@ -9,6 +9,7 @@ from longspec import slurm
 from longspec.cluster.launch import nodes_of
 from longspec.slurm import FIELD, FORMAT, RECORD, NoAnswerError, my_jobs
 from tests.cluster.queue import Queue, queued
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def test_the_nodes_of_a_job_also_after_a_moment_without_an_answer(queue: Queue, 
 
 def test_a_scheduler_that_stays_away_is_an_error_after_four_tries(queue: Queue) -> None:
     queue.fails("slurm_load_jobs error: Unable to contact slurm controller")
-    with pytest.raises(NoAnswerError, match="squeue gave no answer: slurm_load_jobs error: Unable to contact"):
+    with refused("squeue", "slurm_load_jobs error: Unable to contact", kind=NoAnswerError):
         nodes_of("4711")
     assert len(queue.asked()) == 4
 
@@ -52,12 +53,12 @@ def test_jobs_and_their_folders(queue: Queue, tmp_path: Path, monkeypatch: pytes
 
 def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     queue.says(f"{RECORD}7{FIELD}RUNNING\n")
-    with pytest.raises(NoAnswerError, match="an answer that cannot be read: '7"):
+    with refused("squeue", "read: '7", kind=NoAnswerError):
         my_jobs()
     monkeypatch.setattr(slurm, "SECONDS", 0.2)
     queue.runs("exec sleep 5")
-    with pytest.raises(NoAnswerError, match=r"squeue gave no answer: .*timed out"):
+    with refused("squeue", "timed out", kind=NoAnswerError):
         my_jobs()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with pytest.raises(NoAnswerError, match="there is no squeue on the PATH"):
+    with refused("squeue", "PATH", kind=NoAnswerError):
         my_jobs()

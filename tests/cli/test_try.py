@@ -15,6 +15,7 @@ from longspec.decode.autoregressive import Plain
 from longspec.decode.texts import Row
 from tests.cli import small_draft
 from tests.corpus import Corpus
+from tests.refusals import check
 
 QUESTION = "Which number comes behind seven?"
 
@@ -72,21 +73,20 @@ def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere"], "error: nowhere: is no draft's folder: it has no config.json; give results/<run>/<variant>/final_draft"),
-        (["draft"], "error: draft: no held-out record of its data is here (seen from"),
-        (["draft", "x", "--target", "draft/custom_generate"], "error: --target: draft/custom_generate: has no config.json"),
+        (["nowhere"], ("nowhere", "no config.json", "results/<run>/<variant>/final_draft")),
+        (["draft"], ("draft", "held-out record", "(seen from", "in quotes")),
+        (["draft", "x", "--target", "draft/custom_generate"], ("--target: draft/custom_generate", "no config.json")),
     ],
 )
-def test_what_cannot_be_tried_is_one_line(draft: Path, longspec: Any, arguments: list[str], told: str) -> None:
+def test_what_cannot_be_tried_is_one_line(draft: Path, longspec: Any, arguments: list[str], told: tuple[str, ...]) -> None:
     code, text = longspec("try", *arguments)
-    assert code == 1
-    assert text.startswith(told)
-    assert text.count("\n") == 1
+    check(text, f"error: {told[0]}", *told[1:])
+    assert (code, text.count("\n")) == (1, 1)
 
 
 def test_a_target_that_has_gone_is_asked_for(draft: Path, longspec: Any) -> None:
     shutil.move("target", "moved")
     code, text = longspec("try", "draft", QUESTION)
-    assert (code, text.startswith("error: draft: its target, target, is not here")) == (1, True)
-    assert "give --target FOLDER" in text
+    assert code == 1
+    check(text, "error: draft", "target, target,", "--target FOLDER")
     assert longspec("try", "draft", QUESTION, "--target", "moved", "--new-tokens", "4")[0] == 0

@@ -12,6 +12,7 @@ import pytest
 
 from longspec.cluster.attempt_logs import last_words
 from longspec.cluster.launch import main
+from tests.refusals import check
 from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
@@ -146,6 +147,6 @@ def test_no_rank_outlives_a_killed_launcher(folder: Path) -> None:
 
 def test_what_cannot_be_started_is_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--ranks", "2"]) == 1
-    assert "nothing to start" in capsys.readouterr().err
+    check(capsys.readouterr().err, "error: nothing to start", "-- MODULE ARGUMENTS")
     assert main(["--nodes", "2", "--ranks", "1", "--", "tried"]) == 1
-    assert "several nodes need the batch step of a Slurm job" in capsys.readouterr().err
+    check(capsys.readouterr().err, "error: --nodes 2", "mpi=srun", "tasks_per_node=", "profiles/slurm/profile.yaml")

@@ -12,13 +12,12 @@ from tempfile import TemporaryDirectory
 from textwrap import dedent, indent
 from typing import Any
 
-import pytest
-
 from longspec.config import yaml_files
 from longspec.engines import ENGINES
 from longspec.workflow.checks import check_prompts, checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings.workflow_file import check_text
+from tests.refusals import Fact, refused
 from tests.workflow.warm import snakemake
 
 FILE = Path("config/workflow.yaml")
@@ -72,11 +71,10 @@ class Settings(Copied):
         check_prompts(plan)
         return plan
 
-    def refuses(self, told: str, **choices: Any) -> str:
-        """What such a plan is refused with, which a pattern must match."""
-        with pytest.raises(ValueError, match=told) as refused:
+    def refuses(self, place: str, *facts: Fact, **choices: Any) -> None:
+        """Such a plan is refused at this place, with these facts."""
+        with refused(place, *facts):
             self.plan(**choices)
-        return str(refused.value)
 
 
 class Workflow(Copied):

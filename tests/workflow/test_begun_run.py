@@ -12,6 +12,7 @@ from tests.workflow.planning import Settings, Workflow
 RUN = "config/run/demo-eagle3.yaml"
 HUB = "hf:owner/draft@v1"
 P = "results/demo-eagle3/ttt"
+VARIANT = "run 'demo-eagle3', variant 'ttt'"
 
 
 def begun(settings: Settings | Workflow, source: str) -> None:
@@ -39,26 +40,26 @@ def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Setti
 
 
 @pytest.mark.parametrize(
-    ("source", "config", "message"),
+    ("source", "config", "told"),
     [
-        ("nowhere", "", r"run 'demo-eagle3', variant 'ttt': recipe\.init: nowhere: no such folder"),
-        ("hf:draft", "", r"recipe\.init: 'hf:draft' is no repository of the hub; give hf:<owner>/<repository>\[@revision\]"),
-        ("mine", '{"draft": "glide"}', r"recipe\.init: mine: is a draft of glide, recipe\.method\.name is eagle3"),
-        ("mine", '{"architectures": ["Foo"]}', r"recipe\.init: mine: architectures: \['Foo'\]: no draft that is known"),
+        ("nowhere", "", (": recipe.init: nowhere", "such folder")),
+        ("hf:draft", "", (", stage 'base': recipe.init: 'hf:draft'", "hf:<owner>/<repository>[@revision]")),
+        ("mine", '{"draft": "glide"}', (": recipe.init: mine", "of glide,", "recipe.method.name is eagle3")),
+        ("mine", '{"architectures": ["Foo"]}', (": recipe.init: mine: architectures: ['Foo']",)),
     ],
 )
 def test_what_is_no_draft_of_the_method_is_named_at_the_plan(
-    settings: Settings, source: str, config: str, message: str
+    settings: Settings, source: str, config: str, told: tuple[str, ...]
 ) -> None:
     (draft_folder(settings.folder / "mine") / "config.json").write_text(config)
     begun(settings, source)
-    settings.refuses(message, runs=["demo-eagle3"])
+    settings.refuses(f"{VARIANT}{told[0]}", *told[1:], runs=["demo-eagle3"])
 
 
 def test_it_brings_its_own_tokens(settings: Settings) -> None:
     begun(settings, HUB)
     settings.edit(RUN, r"method: \{", "method: {vocabulary_from: demo-eagle3, ")
-    settings.refuses(rf"recipe\.init: {HUB} brings its own tokens.*set that to null", runs=["demo-eagle3"])
+    settings.refuses(f"{VARIANT}: recipe.init: {HUB}", "recipe.method.vocabulary_from", "to null", runs=["demo-eagle3"])
 
 
 def test_the_jobs_are_planned(workflow: Workflow) -> None:
@@ -87,6 +88,8 @@ def test_a_run_of_glide_begins_with_a_published_folder_or_file(settings: Setting
     plan = settings.plan(runs=["demo"])
     assert plan.draft_files(plan.begun_drafts[0]) == ["mine/weights.pth"]
     settings.edit(run, "init: mine/weights.pth", "init: mine/config.json")
-    settings.refuses(r"recipe\.init: mine/config\.json: is a file: give one of \.pth", runs=["demo"])
+    place = "run 'demo', variant 'sinkpi-slicing': recipe.init: mine/config.json"
+    settings.refuses(place, "a file", ".pth, .bin, .safetensors", runs=["demo"])
     begun(settings, "mine/weights.pth")
-    settings.refuses(r"weights\.pth: is a file: .*of a glide draft \(recipe\.method\.name is eagle3\)", runs=["demo-eagle3"])
+    told = ("a file", "glide draft (recipe.method.name is eagle3)")
+    settings.refuses(f"{VARIANT}: recipe.init: mine/weights.pth", *told, runs=["demo-eagle3"])

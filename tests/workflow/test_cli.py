@@ -16,6 +16,7 @@ from longspec.cli.__main__ import OWN, PASSED_ON, PLANNED, parser
 from longspec.config import compose_stage, to_yaml
 from longspec.lease import acquire
 from longspec.train.stage_folder import STATUS
+from tests.refusals import check
 from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
@@ -55,12 +56,15 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longs
         r"# yaml-language-server: \$schema=/.*/config/run\.schema\.json\n", (workflow.folder / "mine.yaml").read_text()
     )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
-    assert longspec(*asked) == (1, "error: mine.yaml: is there already; edit it, or give another name\n")
+    code, text = longspec(*asked)
+    check(text, "error: mine.yaml", "already")
+    assert (code, text.count("\n")) == (1, 1)
     Path("chats.jsonl.gz").touch()
     assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-1].startswith("time and disk: not known bef")
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
     code, text = longspec("plan", "mine.yaml")
-    assert (code, "mine.yaml: dtaa: unknown key; did you mean 'data'?" in text, len(text.splitlines())) == (1, True, 1)
+    assert (code, len(text.splitlines())) == (1, 1)
+    assert re.search(r"mine\.yaml: dtaa: unknown key; .*'data'\?", text)
 
 
 def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any, longspec: Any) -> None:
@@ -79,8 +83,9 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
     assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
     assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
     Path("results/demo/report.json").unlink()
-    told = "error: results/demo/report.json: no such file; make it first: longspec train demo\n"
-    assert longspec("report", "demo") == (1, told)
+    code, text = longspec("report", "demo")
+    check(text, "error: results/demo/report.json")
+    assert (code, text.endswith(": longspec train demo\n"), text.count("\n")) == (1, True, 1)
 
 
 def test_help_names_every_verb_and_verbs_of_other_rooms_are_there() -> None:

@@ -163,7 +163,7 @@ def test_a_run_is_chosen_by_its_path(workflow: Workflow, tmp_path: Path) -> None
 
 
 def test_a_path_that_names_no_run_or_a_second_one_of_its_name_is_refused(settings: Settings, tmp_path: Path) -> None:
-    settings.refuses(r"^runs: nowhere/mine\.yaml: no such file", run="nowhere/mine.yaml")
+    settings.refuses("runs: nowhere/mine.yaml", "such file", run="nowhere/mine.yaml")
     for folder in (tmp_path, settings.folder / "config/run"):
         (folder / "mine.yaml").write_text("base: demo\n")
-    settings.refuses(r"another run has this name, config/run/mine\.yaml", runs=["mine", f"{tmp_path}/mine.yaml"])
+    settings.refuses(f"runs: {tmp_path}/mine.yaml", "config/run/mine.yaml", "rename", runs=["mine", f"{tmp_path}/mine.yaml"])

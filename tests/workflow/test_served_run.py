@@ -11,6 +11,7 @@ import pytest
 from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.methods.glide import settings as glide
+from tests.refusals import check
 from tests.workflow.planning import Settings, install
 
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
@@ -62,7 +63,7 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
     assert json.loads(words[words.index("--speculative-config") + 1]) == draft
     assert words[-7:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--seed", "7"]
     assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], V2 in environment) == ("1", False)
-    assert f"{GLIDE}/vllm: missing; make it by: longspec export {GLIDE} --layout vllm" in longspec("serve", "demo")[1]
+    check(longspec("serve", "demo")[1], f"error: {GLIDE}/vllm: missing", f"longspec export {GLIDE} --layout vllm")
     Path(f"{GLIDE}/vllm").mkdir()
     write_json(Path(f"{GLIDE}/vllm/config.json"), {})
     longspec("serve", "demo")
@@ -70,32 +71,28 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
 
 
 @pytest.mark.parametrize(
-    ("installed", "arguments", "message"),
+    ("installed", "arguments", "told"),
     [
-        ((), ["demo-eagle3"], "error: vLLM is not installed: `make .venv-serve/vllm/.stamp`, then"),
-        (("llama.cpp",), ["demo"], "error: vLLM is not installed"),
-        (("llama.cpp",), ["demo-eagle3"], "longspec export"),
-        (("vllm",), ["demo-eagle3", "--engine", "llama.cpp"], "longspec export"),
-        (
-            ("vllm",),
-            ["demo", "--engine", "llama.cpp"],
-            "error: llama.cpp loads no glide drafts; vLLM does: `longspec serve",
-        ),
-        (("vllm",), ["demo-eagle3", "--variant", "tt"], "error: --variant: 'tt' is unknown; choose one of ttt"),
-        (("vllm",), ["demo-dflash"], "there is no draft yet; make it first: longspec train demo-dflash"),
+        ((), ["demo-eagle3"], ("error: vLLM", "make .venv-serve/vllm/.stamp")),
+        (("llama.cpp",), ["demo"], ("error: vLLM", "make .venv-serve/vllm/.stamp")),
+        (("llama.cpp",), ["demo-eagle3"], ("longspec export",)),
+        (("vllm",), ["demo-eagle3", "--engine", "llama.cpp"], ("longspec export",)),
+        (("vllm",), ["demo", "--engine", "llama.cpp"], ("error: llama.cpp", "glide drafts; vLLM", "`longspec serve")),
+        (("vllm",), ["demo-eagle3", "--variant", "tt"], ("error: --variant: 'tt'", "of ttt")),
+        (("vllm",), ["demo-dflash"], ("error: results/demo-dflash/blocks/final_draft", "longspec train demo-dflash")),
     ],
 )
 def test_the_engine_that_fits_method_and_machine_is_taken(
-    finished: Settings, calls: list[Any], longspec: Any, installed: tuple[str, ...], arguments: list[str], message: str
+    finished: Settings, calls: list[Any], longspec: Any, installed: tuple[str, ...], arguments: list[str], told: tuple[str, ...]
 ) -> None:
     install(*installed)
-    assert message in longspec("serve", *arguments)[1]
+    check(longspec("serve", *arguments)[1], *told)
     assert calls == []
 
 
 def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, longspec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glide, "SERVED", {})
-    assert f"error: vLLM loads no glide drafts: `longspec try {GLIDE}`" in longspec("serve", "demo")[1]
+    check(longspec("serve", "demo")[1], "error: vLLM", "glide drafts", f"`longspec try {GLIDE}`")
 
 
 def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any) -> None:
