@@ -33,9 +33,11 @@ def refused(place: str | Path, *facts: Fact, kind: type[BaseException] = ValueEr
 
 def check(text: str, place: str | Path, *facts: Fact) -> None:
     """Check an error's text: it begins with the place, which ends there, and has each of the facts."""
-    assert re.match(rf"{re.escape(str(place))}(?!\w)", text), text
+    here = f"{Path.cwd()}/"  # what lies below it is shown from here
+    text = text.replace(here, "")
+    assert re.match(rf"{re.escape(str(place).replace(here, ''))}(?!\w)", text), text
     for fact in facts:
-        found = fact.search(text) if isinstance(fact, re.Pattern) else str(fact) in text
+        found = fact.search(text) if isinstance(fact, re.Pattern) else str(fact).replace(here, "") in text
         assert found, f"{fact!r} is not in: {text}"
         assert not _SENTENCE.search(str(fact)), f"{fact!r} is a wording; name a value, a path, a key or a command of it"
 
