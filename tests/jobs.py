@@ -149,6 +149,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[str, int]:
         text, _ = process.communicate(timeout=300)
     except subprocess.TimeoutExpired as late:
         kill_all(process)
+        process.wait()
         raise AssertionError(f"it did not end:\n{(late.output or b'').decode(errors='replace')[-6000:]}") from None
     return text, process.returncode
 

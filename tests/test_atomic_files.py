@@ -118,7 +118,7 @@ def test_a_file_of_another_time_is_hashed_older_or_newer(
 
 def test_json_errors_name_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    with refused(path, "such file", "path"):
+    with refused(path, "such file", "correct the path"):
         read_json(path)
     for content, line in ((b"{\n1", ": line 2"), (b"\xff", ""), (b"[" * 10**5, ""), (b"[" + b"1" * 5000 + b"]", "")):
         path.write_bytes(content)

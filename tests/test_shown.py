@@ -32,7 +32,7 @@ def test_every_control_and_format_character_becomes_a_sign_of_its_own() -> None:
 
 def test_the_wordings_of_all_errors_are_those_on_record() -> None:
     """Else look at the difference after `python -m tests.refusals`: each names a place and what to do."""
-    assert refusals.wordings() == refusals.WORDINGS.read_text()
+    assert refusals.wordings() == refusals.WORDINGS.read_text(encoding="utf-8")
 
 
 def test_an_error_is_one_line_unless_it_says_that_it_has_many() -> None:
@@ -66,7 +66,7 @@ def test_durations(seconds: float | None, words: str) -> None:
     [
         (RuntimeError("[enforce fail at inline_container.cc] write failed: No space left on device"), "space there"),
         (OSError(122, "Disk quota exceeded", "a/b"), "space there"),
-        (PermissionError(13, "Permission denied", "a/b"), "the path"),
+        (PermissionError(13, "Permission denied", "a/b"), "correct the path"),
     ],
 )
 def test_a_disk_or_a_folder_that_cannot_be_written_is_one_line(fault: Exception, words: str) -> None:

@@ -60,5 +60,5 @@ def test_no_answer_is_not_an_empty_queue(queue: Queue, tmp_path: Path, monkeypat
     with refused("squeue", "timed out", kind=NoAnswerError):
         my_jobs()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    with refused("squeue", "PATH", kind=NoAnswerError):
+    with refused("squeue is not", "on the PATH", kind=NoAnswerError):
         my_jobs()

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
@@ -58,7 +58,7 @@ def can_fork(command: Sequence[str]) -> bool:
     return is_ours and sys.platform == "linux" and not Path("/dev/nvidiactl").exists()
 
 
-def popen(command: Sequence[str], **options: Any) -> POPEN[Any]:
+def popen(command: Sequence[str], **options: Any) -> "POPEN[Any] | Fork":
     """A process of the tests', forked if it can be."""
     return Fork(_ask, command, **options) if can_fork(command) else POPEN(command, **options)
 
@@ -83,43 +83,46 @@ class Fork:
         text: bool = False,
         start_new_session: bool = False,
     ) -> None:
-        self.args, self.text, self.returncode = args, text, None
+        self.args, self.text, self.returncode, self.stdout = args, text, None, None
         request = {"command": list(args), "environment": dict(os.environ if env is None else env)}
         request |= {"folder": str(cwd or Path.cwd()), "session": start_new_session}
-        self._printed, pipe = os.pipe() if stdout == subprocess.PIPE else (None, None)
-        printed = _descriptor(stdout, 1) if pipe is None else pipe
-        self.pid = fork(request, [printed, printed if stderr == subprocess.STDOUT else _descriptor(stderr, 2)])
-        if pipe is not None:
-            os.close(pipe)
+        if stdout == subprocess.PIPE:
+            read, output = os.pipe()
+            self.stdout = os.fdopen(read, "rb")
+        else:
+            output = _descriptor(stdout, 1)
+        self.pid = fork(request, [output, output if stderr == subprocess.STDOUT else _descriptor(stderr, 2)])
+        if self.stdout is not None:
+            os.close(output)
 
     def poll(self) -> int | None:
-        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        # A signal's handler may have waited for it between the two lines.
+        with suppress(ChildProcessError):
+            if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+                self.returncode = os.waitstatus_to_exitcode(ended[1])
         return self.returncode
 
-    def wait(self, timeout: float = math.inf) -> int:
-        latest = time.monotonic() + timeout
+    def wait(self, timeout: float | None = None) -> int:
+        latest = time.monotonic() + (math.inf if timeout is None else timeout)
         while (code := self.poll()) is None:
             if time.monotonic() > latest:
-                raise subprocess.TimeoutExpired(self.args, timeout)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
             time.sleep(0.01)
         return code
 
-    def communicate(self, timeout: float | None = None) -> tuple[Any, None]:
-        """All that it has printed when it ends. Raises TimeoutExpired with what there is by then."""
-        parts: list[bytes] = []
-        reader = threading.Thread(target=lambda: parts.extend(self._parts()), daemon=True)
-        reader.start()
-        reader.join(timeout)
-        if reader.is_alive():
-            raise subprocess.TimeoutExpired(self.args, timeout or 0, b"".join(parts))
-        self.wait()
+    def communicate(self, input: None = None, timeout: float | None = None) -> tuple[Any, None]:
+        """All that it has printed when it ends. Raises TimeoutExpired with what there is by then; it is not called again."""
+        began, parts = time.monotonic(), []
+        if (output := self.stdout) is not None:
+            reader = threading.Thread(target=lambda: parts.extend(iter(lambda: output.read1(2**16), b"")), daemon=True)
+            reader.start()
+            reader.join(timeout)
+        try:
+            self.wait(None if timeout is None else began + timeout - time.monotonic())
+        except subprocess.TimeoutExpired as late:
+            late.output = b"".join(parts)
+            raise
         return b"".join(parts).decode() if self.text else b"".join(parts), None
-
-    def _parts(self) -> Iterator[bytes]:
-        if self._printed is not None:
-            yield from iter(lambda: os.read(self._printed, 2**16), b"")
-            os.close(self._printed)
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -135,10 +138,14 @@ class Fork:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self.stdout is not None:
+            self.stdout.close()
         self.wait()
 
 
 def _descriptor(file: IO[Any] | int | None, own: int) -> int:
+    if isinstance(file, int) and file < 0:
+        raise ValueError(f"{file}: a fork prints into files, and into one pipe by stdout=PIPE")
     return own if file is None else file if isinstance(file, int) else file.fileno()
 
 
@@ -169,12 +176,15 @@ def _fork(request: dict[str, Any], outputs: list[int], prepare: Callable[[], Non
     if pid := os.fork():
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return pid
-    if request["session"]:
-        os.setsid()
-    prepare()
-    _become(request, outputs)
-    signal.pthread_sigmask(signal.SIG_SETMASK, held)
-    return _end(_code_of(request["command"]))
+    try:
+        if request["session"]:
+            os.setsid()
+        prepare()
+        _become(request, outputs)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        _end(_code_of(request["command"]))
+    finally:
+        os._exit(1)
 
 
 def _adopt(orphans: bool) -> None:
@@ -256,12 +266,12 @@ def _become(request: dict[str, Any], outputs: list[int]) -> None:
 
 
 def _code_of(command: list[str]) -> int:
-    """Run the command; the exit code that Python would end with, as of Popen, its last words written as Python writes them."""
+    """Run the command, its last words written as Python writes them; the exit code, or a signal's number below zero."""
     try:
         _run(command)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
-            return end.code or 0
+            return (end.code or 0) & 0xFF
         print(end.code, file=sys.stderr)
     except BaseException as fault:
         sys.excepthook(*sys.exc_info())
@@ -273,7 +283,10 @@ def _code_of(command: list[str]) -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End as the interpreter does, from whatever depth: threads waited for, exit functions run, outputs written."""
+    """End as the interpreter does, from whatever depth: threads waited for, exit functions run, outputs written.
+
+    Other files that are open are not: a job closes what it writes.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for output in (sys.stdout, sys.stderr):

@@ -39,7 +39,7 @@ def answer_of(command: list[str], environment: dict[str, str] | None = None) -> 
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=SECONDS)
     except FileNotFoundError:
-        raise NoAnswerError(f"{command[0]}: is not on the PATH") from None
+        raise NoAnswerError(f"{command[0]} is not on the PATH") from None
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NoAnswerError(f"{command[0]} gave no answer: {error}") from error
     if done.returncode:

@@ -223,7 +223,10 @@ def test_merged_shards_are_a_raw_folder_in_the_raw_order(case: Case, tmp_path: P
     tokens = tokenize(tmp_path / "merged/manifest.json", case.tokenizer, 0, 1, tmp_path / "tokens/000.json")
     assert tokens["documents"] + tokens["skipped"]["count"] == made["records"]["train"]
     assert tokens["answer_tokens"] > 0
-    for change, told in (({}, (paths[0], "3 shards")), ({"served_model": "other"}, (f"{paths[1]}: served_model", "other"))):
+    for change, told in (
+        ({}, (paths[0], "3 shards", "them once")),
+        ({"served_model": "other"}, (f"{paths[1]}: served_model", "other")),
+    ):
         write_json(paths[0], read_json(paths[0]) | change)
         with refused(*told):
             merge(paths if change else paths[:2], case.raw, tmp_path / "merged/manifest.json")

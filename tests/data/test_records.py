@@ -156,5 +156,5 @@ def test_questions_alone_are_records_where_they_are_answered_anew(
             to_messages_or_text(record)
     nothing = [({"messages": [{"role": "system", "content": "s"}]}, "user message"), ({"problem": "p", "qwq": " "}, "is empty")]
     for asks_nothing, fact in nothing:
-        with refused([*asks_nothing][-1], fact, kind=RecordError):
+        with refused(f"{[*asks_nothing][-1]}:", fact, kind=RecordError):
             to_messages_or_text(asks_nothing, unanswered=True)

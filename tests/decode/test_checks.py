@@ -40,7 +40,7 @@ def dynamic() -> Any:
 TARGETS = [
     (soft_capped, ("target", "model_type 'gemma2'", "llama")),
     (dynamic, ("target", "rope_type 'dynamic'")),
-    (lambda: make_target(0).to("meta"), ("target", "meta")),
+    (lambda: make_target(0).to("meta"), ("target", "on meta")),
 ]
 
 
@@ -75,7 +75,7 @@ def test_what_is_no_drafter_of_this_target_is_refused() -> None:
     drafter = GlideDrafter(target, make_layer(target), 12)
     left_behind = GlideDrafter(target, copy.deepcopy(drafter.layer).float(), 12)
     faults = [
-        (None, ("draft: None", "load_drafter")),
+        (None, ("draft: None", "draft folder", "load_drafter")),
         (4, ("draft: 4", "load_drafter")),
         (GlideDrafter(make_target(0), drafter.layer, 12), ("draft: this drafter", "load_drafter")),
         (left_behind, ("draft: layer", "torch.float32 on cpu", "torch.float64 on cpu", ".to('cpu', target.dtype)")),
@@ -95,7 +95,7 @@ def test_a_targets_rows_of_a_draft_vocabulary_do_not_stay_behind() -> None:
     drafter = make_drafter("glide", target, ids=(1, 5, 9))
     target.float()
     drafter.layer.float()
-    with refused("draft: rows of the head", "torch.float64 on cpu", "torch.float32 on cpu"):
+    with refused("draft: rows of the head", "is torch.float64 on cpu", "be torch.float32", "drafter anew"):
         speculate(target, drafter, [[1, 2]], max_new_tokens=3)
 
 
@@ -122,6 +122,6 @@ def test_logits_that_make_no_distribution_raise_as_in_generate(value: float, sha
     ]
     for way, place in ways:
         calls.clear()
-        with refused(place, "inf", re.compile("nan", re.IGNORECASE), kind=RuntimeError):
+        with refused(place, re.compile("inf.*nan", re.IGNORECASE), kind=RuntimeError):
             way()
         assert len(calls) == forwards

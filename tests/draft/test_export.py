@@ -145,10 +145,10 @@ def test_what_a_program_cannot_represent_is_refused(
 
 def test_a_missing_name_and_a_taken_one_are_refused(verb: Verb, tmp_path: Path) -> None:
     folder = make_draft(tmp_path)
-    with refused("--out: missing", "gguf", kind=SystemExit):
+    with refused("--out: missing", "gguf", "name what", kind=SystemExit):
         verb("export", folder, "--layout", "gguf")
     write_text(tmp_path / "exported/mine.txt", "mine")
-    with refused(f"--out: {tmp_path}/exported", "already", kind=SystemExit):
+    with refused(f"--out: {tmp_path}/exported", "already", "remove it", kind=SystemExit):
         export(verb, folder)
     assert files_below(tmp_path / "exported") == ["mine.txt"]
 

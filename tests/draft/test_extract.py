@@ -57,7 +57,7 @@ def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
     stage = tmp_path / "results/demo/variant/stage"
     slot = write_stage(stage, state, 3)
     monkeypatch.chdir(tmp_path)
-    with refused("models/demo/target_manifest.json", "no such", kind=SystemExit):
+    with refused("models/demo/target_manifest.json", "no such", "make it", kind=SystemExit):
         verb("extract", stage / "checkpoint.json")
     CONFIG.save_pretrained(tmp_path / "target")
     (tmp_path / "target/tokenizer.json").write_text("{}")

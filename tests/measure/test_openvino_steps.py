@@ -42,7 +42,7 @@ def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> Non
     target, draft, scratch = tmp_path / "target", tmp_path / "draft", tmp_path / "scratch"
     assert openvino._converted(job(target, draft, scratch)) == (target, draft)
     assert openvino._converted(job(target, None, scratch)) == (target, None)
-    with refused(target, "OpenVINO", tmp_path / "export"):
+    with refused(target, "OpenVINO", tmp_path / "export", "give both"):
         openvino._converted(job(target, tmp_path / "export", scratch))
     assert not scratch.exists()
 

@@ -185,9 +185,9 @@ def test_hydra_calls_the_class_of_an_experiment_as_published(tmp_path: Path, roo
     for named in (state, {f"draft_model.{name}": tensor for name, tensor in state.items()}):
         assert same_loss(hydra.utils.call(model, target_path, state_dict=named, dtype=torch.float32), wanted)
     cut = state | {"mlp.up_proj.weight": state["mlp.up_proj.weight"][:-1]}
-    with pytest.raises(Exception, match=r"state_dict: .*mlp\.up_proj\.weight: "):
+    with pytest.raises(Exception, match=r"state_dict: .*mlp\.up_proj\.weight: is \["):
         hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32)
-    with pytest.raises(Exception, match="ignore_mismatched_sizes: "):
+    with pytest.raises(Exception, match=r"ignore_mismatched_sizes: .*leave it out"):
         hydra.utils.call(model, target_path, state_dict=cut, dtype=torch.float32, ignore_mismatched_sizes=True)
 
 

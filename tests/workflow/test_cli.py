@@ -57,7 +57,7 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longs
     )
     assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     code, text = longspec(*asked)
-    check(text, "error: mine.yaml", "already")
+    check(text, "error: mine.yaml", "edit it", "another name")
     assert (code, text.count("\n")) == (1, 1)
     Path("chats.jsonl.gz").touch()
     assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-1].startswith("time and disk: not known bef")

@@ -29,7 +29,7 @@ def stage_file(folder: Path, shares: str) -> None:
         ("{basis: 0.2}", (".basis", "'base'?")),
         ("{longcot: 0.2}", (".longcot", "this stage", "earlier stages")),
         ("{base: -0.1}", (".base", "above 0 to below 1, is -0.1")),
-        ("{base: 0.5, long: 0.5}", (": the shares of base, long are 1",)),
+        ("{base: 0.5, long: 0.5}", (": the shares of base, long are 1", "leave some")),
         ("{base: much}", (".base: Value 'much'", "Float")),
     ],
 )

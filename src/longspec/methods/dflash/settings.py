@@ -161,7 +161,7 @@ def check(recipe: Any) -> None:
 
 
 def mask_token_of(mask_token: int | None, vocabulary: int, key: str = "recipe.method.mask_token") -> int:
-    """Return the token that fills the slots, of a target of so many tokens. Raises ValueError, with the key, for another."""
+    """Return the token that fills the slots. Raises ValueError, which names the key, for one that the target does not have."""
     if mask_token is not None and mask_token >= vocabulary:
         raise ValueError(f"{key}: {mask_token}: the target has tokens 0 to {vocabulary - 1}")
     return vocabulary - 1 if mask_token is None else mask_token
