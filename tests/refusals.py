@@ -16,16 +16,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 WORDINGS = ROOT / "tests/golden/wordings.txt"
-# Three plain words in a row, which are a sentence; commands, paths and keys have other characters between.
-_SENTENCE = re.compile(r"(?<![\w./:{-])[a-z']+ [a-z']+ [a-z']+(?![\w./:={-])")
+# Four plain words in a row, which are a sentence; commands, paths and keys have other characters between.
+_SENTENCE = re.compile(r"(?<![\w./:{-])[a-z']+(?: [a-z']+){3}(?![\w./:={-])")
 _COMMAND = re.compile(r"`[^`]*`|\b(longspec|make|pip|python|rm|snakemake) .*")
 
 Caught = pytest.ExceptionInfo[BaseException]
+Place = str | Path | re.Pattern[str]  # a pattern where it is at a key or below it
 Fact = str | int | Path | re.Pattern[str]
 
 
 @contextmanager
-def refused(place: str | Path, *facts: Fact, kind: type[BaseException] = ValueError) -> Iterator[Caught]:
+def refused(place: Place, *facts: Fact, kind: type[BaseException] = ValueError) -> Iterator[Caught]:
     """The block raises an error of this place whose text has each of the facts; SystemExit's has "error: " before it."""
     with pytest.raises(kind) as caught:
         yield caught
@@ -36,17 +37,18 @@ def refused(place: str | Path, *facts: Fact, kind: type[BaseException] = ValueEr
     del caught  # they keep each other alive otherwise, with the files that the block opened
 
 
-def check(text: str, place: str | Path, *facts: Fact) -> None:
+def check(text: str, place: Place, *facts: Fact) -> None:
     """Check an error's text: it begins with the place, which ends there, and has each of the facts."""
     here = f"{Path.cwd()}/"  # what lies below it is shown from here
     text = text.replace(here, "")
-    assert re.match(rf"{re.escape(str(place).replace(here, ''))}(?![\w/-]|\.\w)", text), f"{place}: {text}"
+    if not isinstance(place, re.Pattern):
+        place = re.compile(rf"{re.escape(str(place).replace(here, ''))}(?![\w/-]|\.\w)")
+    assert place.match(text), f"{place.pattern} is not the start of: {text}"
     for fact in facts:
         found = fact.search(text) if isinstance(fact, re.Pattern) else str(fact).replace(here, "") in text
         assert found, f"{fact!r} is not in: {text}"
-    for given in (place, *facts):
-        is_sentence = _SENTENCE.search(_COMMAND.sub("", str(given)))
-        assert not is_sentence, f"{given!r} is a wording; name a value, a path, a key or a command of it"
+        is_sentence = _SENTENCE.search(_COMMAND.sub("", str(fact)))
+        assert not is_sentence, f"{fact!r} is a wording; name a value, a path, a key or a command of it"
 
 
 def _template(node: ast.expr) -> str:

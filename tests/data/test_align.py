@@ -1,5 +1,6 @@
 """Aligners: what each makes of a record, which records it cannot work on, and which settings are refused."""
 
+import re
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ FAULTS: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"rename": {"a": "b"}}, {"c": 1}, "a", "missing or"),
     ({"rename": {"a": "b"}}, {"a": 1, "b": 2}, "b", "drop it"),
     ({"rename": {"m.a": "b"}}, {"m": {"a": 1}}, "m.a", "missing or"),
-    ({"select": ["a"]}, {"b": 1}, "a: missing", ""),
+    ({"select": ["a"]}, {"b": 1}, "a", re.compile("missing$")),
     ({"flatten": {"field": "a"}}, {"a": []}, "a", "empty list"),
     ({"flatten": {"field": "a"}}, {"a": "text"}, "a", "a list, is str"),
     ({"flatten": {"field": "a", "merge": True}}, {"a": [3]}, "element", "merged, is int (in a[0])"),

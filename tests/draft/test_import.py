@@ -186,7 +186,7 @@ def test_layers_are_read_as_each_writer_means_them(
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ("/config.json: rope_parameters: rope_type 'dynamic'",)),
         ({"fc_norm": True}, (":", "fc_norm.0.weight: missing", "recipe.method.fc_norm")),
         ({"layer_types": ["chunked_attention"]}, ("/config.json: layer_types", "is ['chunked", "1 times sliding_attention")),
-        ({"eagle_config": {OUTPUTS: ["1", "3", "5"]}}, (f"/config.json: {OUTPUTS}: layers", "'1'")),
+        ({"eagle_config": {OUTPUTS: ["1", "3", "5"]}}, (f"/config.json: {OUTPUTS}: layers.0", "'1'")),
         ({"midlayer.self_attn.q_proj.bias": torch.zeros(80)}, (":", "midlayer.self_attn.q_proj.bias: unknown")),
         ({"model.norm.weight": torch.ones(32)}, (":", "norm.weight", "twice")),
         ({"midlayer.self_attn.q_norm.weight": torch.ones(10)}, (":", "midlayer.self_attn.q_norm.weight: unknown")),
