@@ -96,7 +96,10 @@ def test_qwen_composes_characters_and_splits_in_one_way(tmp_path: Path) -> None:
         ({"without": ("blk.1.ffn_up.weight",)}, ("lacks 1 tensors", "blk.1.ffn_up.weight")),
         ({"more": {"rope_freqs.weight": np.ones(8, np.float32)}}, ("1 tensors", "lost, such as rope_freqs.weight")),
         ({"more": {"rope.scaling.type": "yarn"}}, ("llama.rope.scaling.type is 'yarn'", "the folder")),
-        ({"more": {"feed_forward_length": 128}}, ("model.layers.0.mlp.gate_proj.weight", re.compile(r"\[.*96.*\], .* \[.*128.*\]"))),
+        (
+            {"more": {"feed_forward_length": 128}},
+            ("model.layers.0.mlp.gate_proj.weight", re.compile(r"\[.*96.*\], .* \[.*128.*\]")),
+        ),
         ({"more": {"split.count": 3}}, ("is a part", "llama-gguf-split --merge")),
         ({"without": ("tokenizer",)}, ("lacks tokenizer.ggml.model, tokenizer.ggml.tokens, tokenizer.ggml.eos_token_id",)),
         ({"pre": "unheard-of"}, ("tokenizer.ggml.pre 'unheard-of'", "smollm")),
