@@ -96,10 +96,12 @@ class Fork:
             os.close(output)
 
     def poll(self) -> int | None:
-        # A signal's handler may have waited for it between the two lines.
-        with suppress(ChildProcessError):
+        try:
             if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
                 self.returncode = os.waitstatus_to_exitcode(ended[1])
+        except ChildProcessError:
+            if self.returncode is None:  # else a signal's handler asked meanwhile
+                raise
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -111,17 +113,16 @@ class Fork:
         return code
 
     def communicate(self, input: None = None, timeout: float | None = None) -> tuple[Any, None]:
-        """All that it has printed when it ends. Raises TimeoutExpired with what there is by then; it is not called again."""
+        """Return all that it has printed when it has ended. Raises TimeoutExpired with what there is by then; call it once."""
         began, parts = time.monotonic(), []
         if (output := self.stdout) is not None:
             reader = threading.Thread(target=lambda: parts.extend(iter(lambda: output.read1(2**16), b"")), daemon=True)
             reader.start()
             reader.join(timeout)
-        try:
-            self.wait(None if timeout is None else began + timeout - time.monotonic())
-        except subprocess.TimeoutExpired as late:
-            late.output = b"".join(parts)
-            raise
+            if reader.is_alive():  # it may have ended and left a process behind
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, b"".join(parts))
+            output.close()
+        self.wait(None if timeout is None else began + timeout - time.monotonic())
         return b"".join(parts).decode() if self.text else b"".join(parts), None
 
     def send_signal(self, number: int) -> None:
@@ -150,7 +151,7 @@ def _descriptor(file: IO[Any] | int | None, own: int) -> int:
 
 
 def _ask(request: dict[str, Any], outputs: list[int]) -> int:
-    """The process id of a child of this process that runs the request."""
+    """Start the request in a child of this process; return its id."""
     server = _server()
     _adopt(True)  # else it would be the server's child, which only that could wait for
     socket.send_fds(server, [json.dumps(request).encode()], outputs)
@@ -160,20 +161,22 @@ def _ask(request: dict[str, Any], outputs: list[int]) -> int:
 
 
 def _popen_of_launcher(args: Sequence[str], preexec_fn: Callable[[], None] | None = None, **options: Any) -> POPEN[Any] | Fork:
-    """A process that a launcher starts: Python's are forked from the launcher, any other is started as ever."""
-    if not is_pythons(args):
+    """Start a process of a launcher: Python's are forked from it, others and captured ones are started as ever."""
+    if not is_pythons(args) or options.get("stderr") == subprocess.PIPE:
         return POPEN(args, preexec_fn=preexec_fn, **options)
     return Fork(partial(_fork, prepare=preexec_fn or (lambda: None)), args, **options)
 
 
 def _fork(request: dict[str, Any], outputs: list[int], prepare: Callable[[], None]) -> int:
-    """As `_ask`; in the child the process runs and ends, and nothing of the launcher's stack runs in it.
+    """Fork this process; the child runs the request, ends, and runs nothing of the launcher's stack.
 
     Else torchrun's `finally` would speak to the store through the socket that the child shares with the launcher, and
     a signal before the child has handlers of its own would be torchrun's: the launcher then waits for ever.
     """
     held = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
     if pid := os.fork():
+        while request["session"] and os.getsid(pid) != pid:  # which may be signalled as a group at once
+            time.sleep(0.001)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         return pid
     try:
@@ -183,6 +186,8 @@ def _fork(request: dict[str, Any], outputs: list[int], prepare: Callable[[], Non
         _become(request, outputs)
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
         _end(_code_of(request["command"]))
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
     finally:
         os._exit(1)
 
@@ -235,11 +240,11 @@ def _next_request(requests: socket.socket) -> list[str]:
         else:
             while os.getppid() != tests:  # only then can they wait for it
                 time.sleep(0.001)
-            requests.send(str(os.getpid()).encode())
-            requests.close()
             request = json.loads(message)
             if request["session"]:
                 os.setsid()
+            requests.send(str(os.getpid()).encode())
+            requests.close()
             _become(request, outputs)
             for descriptor in outputs:
                 os.close(descriptor)
@@ -285,7 +290,7 @@ def _code_of(command: list[str]) -> int:
 def _end(code: int) -> NoReturn:
     """End as the interpreter does, from whatever depth: threads waited for, exit functions run, outputs written.
 
-    Other files that are open are not: a job closes what it writes.
+    It flushes no other file: a job closes what it writes.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

@@ -105,7 +105,7 @@ def test_what_a_step_makes(step: Any, record: dict[str, Any], made: list[Any]) -
 @pytest.mark.parametrize(("step", "record", "field", "fact"), FAULTS)
 def test_what_a_step_cannot_work_on(step: Any, record: dict[str, Any], field: str, fact: str) -> None:
     [fault] = run([step], record)
-    check(": ".join(fault), field, fact)
+    check(": ".join(fault), f"{field}:", fact)
 
 
 @pytest.mark.parametrize(("steps", "key"), REFUSED)

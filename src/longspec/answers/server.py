@@ -75,14 +75,17 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
             return
         if time.monotonic() - began > 60 * minutes:
-            raise ValueError(f"regenerate.server_minutes: no answer after {minutes:g} minutes; look at {output}, or raise it")
+            raise ValueError(
+                f"regenerate.server_minutes: the server does not answer after {minutes:g} minutes; raise it, or look at what it "
+                f"printed: {output}"
+            )
         time.sleep(LOOK)
     raise ValueError(_ended(process, output))
 
 
 def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
     lines = output.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-    return f"regenerate.server: the server ended with exit code {process.poll()}: {lines[-1]}; its output: {output}"
+    return f"regenerate.server: the server ended with exit code {process.poll()}: {lines[-1]}; all it printed: {output}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

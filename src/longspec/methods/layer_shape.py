@@ -180,7 +180,7 @@ def told_of_layers(method: Any, further: list[Row], switches: Sequence[str] = ()
 
 
 def check_shape(shape: Mapping[str, Any], place: str) -> None:
-    """Raise ValueError for what no layer's shape has; its key stands behind the place, such as `recipe.method.`."""
+    """Raise ValueError, which begins with the place (`recipe.method.`) and the key, for a shape that no layer has."""
     heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
     if width is not None and width % 2:
         raise ValueError(f"{place}head_dim: {width}: must be even, rotations turn pairs")
