@@ -76,8 +76,8 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
             return
         if time.monotonic() - began > 60 * minutes:
             raise ValueError(
-                f"regenerate.server_minutes: the server does not answer after {minutes:g} minutes; raise it, or look at what it "
-                f"printed: {output}"
+                f"regenerate.server_minutes: no answer after {minutes:g} minutes; raise it, or read what "
+                f"the server has printed: {output}"
             )
         time.sleep(LOOK)
     raise ValueError(_ended(process, output))
