@@ -45,8 +45,9 @@ def check(text: str, place: Place, *facts: Fact) -> None:
         place = re.compile(rf"{re.escape(str(place).replace(here, ''))}(?![\w/[-]|\.\w)")
     assert place.match(text), f"{place.pattern} is not the start of: {text}"
     for fact in facts:
-        if not isinstance(fact, re.Pattern):  # a number whole
-            fact = re.compile(rf"(?<!\d){re.escape(str(fact).replace(here, ''))}(?!\d)")
+        if not isinstance(fact, re.Pattern):  # a number at its start or end is a whole one
+            told = re.escape(str(fact).replace(here, ""))
+            fact = re.compile(r"(?<!\d)" * told[:1].isdigit() + told + r"(?!\d)" * told[-1:].isdigit())
         assert fact.search(text), f"{fact.pattern} is not in: {text}"
         is_sentence = _SENTENCE.search(_COMMAND.sub("", fact.pattern))
         assert not is_sentence, f"{fact.pattern} is a wording; name a value, a path, a key or a command of it"
