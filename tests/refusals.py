@@ -45,16 +45,16 @@ def check(text: str, place: Place, *facts: Fact) -> None:
         place = re.compile(rf"{re.escape(str(place).replace(here, ''))}(?![\w/[-]|\.\w)")
     assert place.match(text), f"{place.pattern} is not the start of: {text}"
     for fact in facts:
+        words = fact.pattern if isinstance(fact, re.Pattern) else str(fact).replace(here, "")
+        is_sentence = _SENTENCE.search(_COMMAND.sub("", words))
+        assert not is_sentence, f"{words!r} is a wording; name a value, a path, a key or a command of it"
         if not isinstance(fact, re.Pattern):  # a number at its start or end is a whole one
-            told = re.escape(str(fact).replace(here, ""))
-            fact = re.compile(r"(?<!\d)" * told[:1].isdigit() + told + r"(?!\d)" * told[-1:].isdigit())
-        assert fact.search(text), f"{fact.pattern} is not in: {text}"
-        is_sentence = _SENTENCE.search(_COMMAND.sub("", fact.pattern))
-        assert not is_sentence, f"{fact.pattern} is a wording; name a value, a path, a key or a command of it"
+            fact = re.compile(r"(?<!\d)" * words[:1].isdigit() + re.escape(words) + r"(?!\d)" * words[-1:].isdigit())
+        assert fact.search(text), f"{words!r} is not in: {text}"
 
 
 def _template(node: ast.expr) -> str:
-    """The text of an expression, with braces around what is inserted."""
+    """Return the text of an expression, with braces around what is inserted."""
     match node:
         case ast.Constant():
             return str(node.value).replace("{", "{{").replace("}", "}}")
@@ -67,7 +67,7 @@ def _template(node: ast.expr) -> str:
 
 
 def _texts(node: ast.AST) -> Iterator[str]:
-    """The texts of three words and more below a node, in their order, but for docstrings."""
+    """Yield the texts of three words and more below a node, in their order, but for docstrings."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.JoinedStr) or (isinstance(child, ast.Constant) and isinstance(child.value, str)):
             told = " ".join(_template(child).split())
