@@ -31,6 +31,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, reply: Callable[[dict[str, Any], int], Reply], name: str, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), Handler)
         self.name, self.owner, self.listed = name, "", b""  # of the model; what is said in its place
+        self.key = ""  # that it wants
         self.reply, self.seen, self.asked, self.keys = reply, Counter[str](), [], set()  # type: ignore[var-annotated]
         self.lock = threading.Lock()
 
@@ -47,7 +48,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.server.keys.add(self.headers.get("Authorization"))
-        self._send((200, self.server.listed or {"data": [{"id": self.server.name, "owned_by": self.server.owner}]}))
+        if self.server.key and self.headers.get("Authorization") != f"Bearer {self.server.key}":
+            return self._send((401, {"message": "no key"}))
+        return self._send((200, self.server.listed or {"data": [{"id": self.server.name, "owned_by": self.server.owner}]}))
 
     def do_POST(self) -> None:
         text = self.rfile.read(int(self.headers["Content-Length"])).decode()

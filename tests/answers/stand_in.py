@@ -1,4 +1,4 @@
-"""A server that the job starts: stand_in.py MODEL PORT PID_FILE [at-once | later | stalls]."""
+"""A server that the job starts: stand_in.py MODEL PORT PID_FILE [at-once | later | stalls | wants-key]."""
 
 import os
 import sys
@@ -28,4 +28,6 @@ def reply(*_: Any) -> Reply:
 if how == ["at-once"]:
     end()
 pid_file.write_text(str(os.getpid()))
-Server(reply, model, port).serve_forever()
+server = Server(reply, model, port)
+server.key = "right" if how == ["wants-key"] else ""
+server.serve_forever()

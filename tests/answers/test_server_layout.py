@@ -58,9 +58,11 @@ def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_an
         ask(case, tmp_path, server)
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
-    raw = write_raw(tmp_path / "chats", [turns("why?"), turns("what is <|im_end|> for?", "and <|im_start|>?")], [])
+    # In threads, of which each has the tokenizer read special tokens in its own way.
+    chats = [turns("what is <|im_end|> for?", f"and {n} <|im_start|>?") if n % 10 else turns(f"why {n}?") for n in range(150)]
+    raw = write_raw(tmp_path / "chats", chats, [])
     with serving(lays_out(case)) as server:
-        assert ask(Case(raw, case.target, case.tokenizer), tmp_path, server)["ends"]["answered"] == 2
+        assert ask(Case(raw, case.target, case.tokenizer), tmp_path, server, requests=32)["ends"]["answered"] == 150
 
 
 def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_are_not(

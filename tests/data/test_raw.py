@@ -26,6 +26,7 @@ BAD: list[tuple[bytes, str, Fact]] = [
     (b'{"text": "a\\ud800b"}', "text", re.compile("surrogate .* 2$")),
     (b'{"text": "\xed\xa0\x80"}', "line", "'utf-8' codec"),
     (b'{"text": "t", "score": NaN}', "line", "holds NaN"),
+    (b'{"text": "t", "score": -1e999}', "line", "holds -1e999"),
     (b'{"text": "%s"}' % (b"x" * 3000), "line", "0.002 MB"),
     (b"\xef\xbb\xbf{", "line", "valid JSON"),
     (b'{"text": "a", "text": "b"}', "line", "'text' twice"),
@@ -223,6 +224,7 @@ NOT_UTF8 = pa.array([b"b\xffd", b"good"]).view(pa.string())
 UNREAD: dict[str, pa.Array] = {
     "seen": pa.array([0, 1], pa.timestamp("ns")),
     "price": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
+    "until": pa.array([10**9] * 2, pa.int32()).cast(pa.date32()),  # beyond the years of datetime
     "image": pa.array([{"bytes": b"\xff", "path": "p"}] * 2),
 }
 BROKEN: dict[str, pa.Array] = {

@@ -7,6 +7,7 @@ import argparse
 import json
 import signal
 import sys
+import traceback
 from pathlib import Path
 
 from longspec import shown
@@ -60,12 +61,15 @@ def main() -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
-        log(f"{arguments.out}: {run(arguments, ranks)}", ranks)
-    except ValueError as error:
-        print(shown.error(error), file=sys.stderr, flush=True)
-        code = 1
+        with shown.ending_for_mistakes():
+            log(f"{arguments.out}: {run(arguments, ranks)}", ranks)
     except SystemExit as end:
-        code = int(end.code or 0)
+        code = 1 if isinstance(end.code, str) else int(end.code or 0)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
     end_at_once(code)  # requests that nobody waits for any more would keep it
 
 

@@ -71,7 +71,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
     """Wait until the server answers. Raises ValueError for one that ends before it does, or that takes too long."""
     began = time.monotonic()
     while process.poll() is None:
-        with suppress(urllib.error.URLError, OSError), PAST_PROXIES.open(f"{address}/models", timeout=LOOK * 5):
+        if _answers(address):
             log(f"{address}: answers after {time.monotonic() - began:.0f} s")
             return
         if time.monotonic() - began > 60 * minutes:
@@ -81,6 +81,17 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
             )
         time.sleep(LOOK)
     raise ValueError(_ended(process, output))
+
+
+def _answers(address: str) -> bool:
+    """Return whether there is a server already, be it one that wants a key first; one that is loading says 503."""
+    try:
+        PAST_PROXIES.open(f"{address}/models", timeout=LOOK * 5).close()
+    except urllib.error.HTTPError as error:
+        return error.code < 500
+    except OSError:
+        return False
+    return True
 
 
 def _ended(process: subprocess.Popen[bytes], output: Path) -> str:

@@ -1,5 +1,6 @@
 """Records as token ids and answer masks: the mask comes from places in the text, and is verified by decoding."""
 
+import threading
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,6 +118,7 @@ class Encoder:
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self._alone = threading.Lock()  # special tokens are a setting of the backend, and requests are laid out in threads
 
     def plan(self, record: dict[str, Any]) -> Planned:
         """Plan a record's documents, or say why its conversation cannot be laid out. Raises RecordError."""
@@ -139,13 +141,14 @@ class Encoder:
         for i, made in enumerate(plans):
             for j, piece in enumerate(made.pieces):
                 chosen.setdefault((piece.literal, piece.opens, made.answers is not None), []).append((i, j, piece.text))
-        for (as_text, opens, offsets), those in sorted(chosen.items()):
-            encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
-            self._backend.encode_special_tokens = as_text
-            made_now = encode([text for _, _, text in those], add_special_tokens=opens)
-            for (i, j, _), encoding in zip(those, made_now, strict=True):
-                encodings[i][j] = encoding
-        self._backend.encode_special_tokens = False
+        with self._alone:
+            for (as_text, opens, offsets), those in sorted(chosen.items()):
+                encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+                self._backend.encode_special_tokens = as_text
+                made_now = encode([text for _, _, text in those], add_special_tokens=opens)
+                for (i, j, _), encoding in zip(those, made_now, strict=True):
+                    encodings[i][j] = encoding
+            self._backend.encode_special_tokens = False
         return encodings
 
     def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
