@@ -29,15 +29,17 @@ def check_target(config: Any, path: object) -> None:
 
     Raises ValueError that names what is supported.
     """
-    check_family(config.model_type, path)
-    rope_type = config.rope_parameters["rope_type"]
+    content = {key: getattr(config, key, None) for key in QUANTIZED}
+    check_content(content | {"model_type": config.model_type, "rope_parameters": config.rope_parameters}, path)
+
+
+def check_content(content: Mapping[str, Any], path: object) -> None:
+    """Raise ValueError for the content of a config.json whose family, rotation or quantized weights are not supported."""
+    check_family(content.get("model_type"), path)
+    rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
+    rope_type = rope.get("rope_type", rope.get("type", "default"))
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"{path}: rope_type {rope_type!r} is not supported; supported are {', '.join(ROPE_TYPES)}")
-    check_not_quantized({key: getattr(config, key, None) for key in QUANTIZED}, path)
-
-
-def check_not_quantized(content: Mapping[str, Any], path: object) -> None:
-    """Raise ValueError for the content of a config.json whose weights are quantized."""
     for key in QUANTIZED:
         if (found := content.get(key)) is not None:
             method = found.get("quant_method") if isinstance(found, dict) else getattr(found, "quant_method", None)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from longspec.chain_length import ChainAcceptance
+from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode import lookup
 from longspec.decode.drafters import Drafter, DraftInput
 from longspec.decode.generate import generate
@@ -119,15 +119,18 @@ def test_a_single_token_is_not_looked_up_and_drawn_chains_stay_alone(monkeypatch
     assert not grown
 
 
-def test_without_a_shape_rounds_that_bring_much_are_measured_too() -> None:
-    """On a text that runs in a circle, of which each round copies as much as is allowed."""
+@pytest.mark.parametrize("alone", [False, True])
+def test_without_a_shape_rounds_that_bring_much_are_measured_too(alone: bool) -> None:
+    """On a text that runs in a circle, of which each round copies as much as is allowed, beside the draft or alone."""
     target = make_target(2)
     for layer in target.model.layers:
         layer.self_attn.o_proj.weight.data.zero_()
     drafter, ids_BT = make_drafter("glide", target), torch.tensor([[5, 6, 7]])
-    drafter.acceptance = (ChainAcceptance(0.0, ((1, 2), (1, 1))),)
     settings = {"max_new_tokens": 90, "do_sample": False, "pad_token_id": 0}
-    found = generate(target, ids_BT, draft=drafter, prompt_lookup_num_tokens=MOST_COPIED, **settings)
+    lookup_alone = TreeAcceptance(0.0, (), 640, 10, copied=MOST_COPIED)
+    drafter.acceptance = (ChainAcceptance(0.0, ((1, 2), (1, 1))), *([lookup_alone] if alone else []))
+    ids_BT = target.generate(ids_BT, **settings)
+    found = generate(target, ids_BT, draft=drafter, prompt_lookup_num_tokens=None if alone else MOST_COPIED, **settings)
     assert torch.equal(found, target.generate(ids_BT, **settings))
 
 

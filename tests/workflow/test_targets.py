@@ -54,6 +54,9 @@ def test_a_folder_that_is_no_target_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     with refused(f"{config}: model_type 'gpt2'", "docs/families.md", "llama, mistral"):
         check_target(KEY, model(write_config(tmp_path, model_type="gpt2")), NOWHERE)
+    write_config(tmp_path, model_type="phi3", rope_scaling={"type": "longrope"})
+    with refused(f"{config}: rope_type 'longrope'", "yarn"):
+        check_target(KEY, model(str(tmp_path)), NOWHERE)
     config.write_text("[1]")
     with refused(config, "JSON object", "a list"):
         check_target(KEY, model(str(tmp_path)), NOWHERE)

@@ -45,8 +45,8 @@ class Way:
 
 
 def nodes_of(drafter: Drafter) -> int:
-    """Count the most tokens that a measurement puts behind the prompts."""
-    trees = [depth_of(each.levels) for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
+    """Count the most tokens that a measurement puts behind the prompts, by prompt lookup alone too."""
+    trees = [max(depth_of(each.levels), each.copied) for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
     return (ROUNDS + 1) * (max(LONGEST, *trees, 0) + drafter.copied + 1)
 
 
@@ -150,7 +150,8 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
             raise _EnoughError
 
     try:
-        speculate(target, drafter, start, max_new_tokens=nodes_of(drafter) + 2, shape=shape, on_tokens=mark)
+        most = max(nodes_of(drafter), (ROUNDS + 1) * (depth_of(shape) + 1)) + 2
+        speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark)
     except _EnoughError:
         # Less the first, in which caches are filled. The median, not the least: what else runs on the machine slows a wider
         # forward more, and decoding has it beside itself too.

@@ -10,7 +10,7 @@ from longspec.atomic_files import describe_files, path_text, read_json_object, w
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
 from longspec.config.target_facts import TargetFacts, of_config
 from longspec.draft_vocabulary import tokenizer_files
-from longspec.families import OF_GGUF, check_family, check_not_quantized, check_target
+from longspec.families import OF_GGUF, check_content, check_target
 from longspec.models import model_folder
 from longspec.models.model_folder import weight_files
 from longspec.models.target_config import read_target_config
@@ -51,7 +51,10 @@ def download(repository: str, folder: Path) -> str:
     commit = model_folder.download(repository, folder, ["config.json"], None, otherwise)
     if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there
         check_target(read_target_config(folder), f"hf:{repository}/config.json")
-    return model_folder.download(repository, folder, PATTERNS, commit, otherwise)
+    commit = model_folder.download(repository, folder, PATTERNS, commit, otherwise)
+    if not any(folder.glob("*.safetensors")):
+        return model_folder.download(repository, folder, ["pytorch_model*.bin"], commit, otherwise)
+    return commit
 
 
 def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
@@ -92,9 +95,13 @@ def _facts_of_folder(source: str) -> TargetFacts:
         if source.startswith(HUB_PREFIX):
             folder = Path(scratch)
             model_folder.download(hub_source(source)[0], folder, ["config.json"], None, FAMILY_INSTEAD)
+            if not (folder / "config.json").is_file():
+                raise ValueError(
+                    f"{source}: has no config.json; give a repository that transformers loads, or download its .gguf file and "
+                    "give the file's path"
+                )
         config = read_json_object(folder / "config.json")
-    check_family(config.get("model_type"), f"{source}: config.json")
-    check_not_quantized(config, f"{source}: config.json")
+    check_content(config, f"{source}: config.json")
     return of_config(source, config)
 
 

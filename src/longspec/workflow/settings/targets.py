@@ -15,7 +15,7 @@ from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
 from longspec.config.run_file import Run
 from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, sizes_in
-from longspec.families import check_family, check_not_quantized
+from longspec.families import check_content
 from longspec.methods.draft_files import METHOD
 from longspec.workflow.choices import Choices
 
@@ -68,8 +68,7 @@ def check_target(key: str, recipe: Any, fetched: Path) -> None:
     folder = folder_of(source, fetched)
     config = settings_of(folder)
     if config is not None:
-        check_family(config.get("model_type"), folder / "config.json")
-        check_not_quantized(config, folder / "config.json")
+        check_content(config, folder / "config.json")
         with faults_in(key):
             methods.check_family_named(recipe, config["model_type"], str(folder))
     elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):  # a target that has been made needs its file no more
