@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from longspec.cli.new import TEMPLATE, scalar
 from longspec.target.fetch import write_facts
 from longspec.workflow.checks import check_prompts
 from tests.data.hub_standin import Hub
@@ -156,3 +158,9 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
 def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str, told: tuple[str, ...]) -> None:
     write(own, RUN.replace(old, new))
     own.refuses(*told, run="mine")
+
+
+@pytest.mark.parametrize("data", ["*.jsonl", "in/chat[0-9].jsonl", "in/a, b.jsonl", "in/a #b.jsonl", "hf:o/n"])
+def test_new_writes_any_name_of_files_as_yaml_reads_it(data: str) -> None:
+    written = TEMPLATE.format(schema="s", comment="c", file="f", target="t", data=scalar(data), method="glide")
+    assert yaml.safe_load(written)["data"] == {"chats": data}

@@ -103,6 +103,8 @@ def test_two_runs_are_compared_and_no_other_number(settings: Settings, root: Pat
     assert plan.compared_page() == "results/compare/ablation-lag-1_ablation-reference.html"
     with refused("runs: demo", "snakemake compare --config 'runs=[a,b]'"):
         settings.plan().compared_page()
+    with refused("runs: llama3.1-8b-eagle3, qwen3-8b-eagle3", "for llama-3.1-8b and for qwen3-8b;"):
+        settings.plan(runs=["llama3.1-8b-eagle3", "qwen3-8b-eagle3"]).compared_page()
     other = "config/run/ablation-lag-1.yaml"
     settings.edit(other, r"^recipe:", "evaluation: {prompts: 7, temperatures: [0.0]}\nrecipe:")
     differ = "(ablation-lag-1 -> ablation-reference): evaluation.prompts: 7 -> 40; they"

@@ -1,10 +1,13 @@
 """Write a run's file for a target and its data, plan it, and say what it will cost on this machine."""
 
 import argparse
+import json
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+import yaml
 
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
@@ -54,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
     if served is not None:
         by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
         comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
-    told = {"target": options.target, "data": options.data, "method": options.method}
+    told = {"target": scalar(options.target), "data": scalar(options.data), "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")
@@ -64,6 +67,14 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(cost_lines(path, options.target, options.data)))
     return code
+
+
+def scalar(text: str) -> str:
+    """Return a text as YAML's flow style reads it: as it is where that does, else in quotes."""
+    with suppress(yaml.YAMLError):
+        if yaml.safe_load(f"{{a: {text}}}") == {"a": text}:
+            return text
+    return json.dumps(text, ensure_ascii=False)
 
 
 def cost_lines(path: Path, target: str, data: str) -> list[str]:

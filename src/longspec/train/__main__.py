@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -214,7 +215,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
             stage_folder.extract_draft(job)
     except BaseException as error:
         if ranks.is_main:
-            status.fail(error)
+            with suppress(OSError):  # a full disk, of which the fault tells itself
+                status.fail(error)
         raise
     done = status.step == status.steps
     if ranks.is_main:

@@ -113,14 +113,18 @@ class MeasuringPlan(Choices):
         return [str(folder / name) for folder in folders for name in paths.FINAL_FILES]
 
     def compared_page(self) -> str:
-        """Return the page of the two chosen runs. Raises ValueError when they are not two, and for keys in which they are
-        measured otherwise.
+        """Return the page of the two chosen runs. Raises ValueError when they are not two, for two targets, and for keys in
+        which they are measured otherwise.
         """
         if len(self.runs) != 2:
             raise ValueError(
                 f"runs: {', '.join(self.runs)}: two runs can be compared; choose them: snakemake compare --config 'runs=[a,b]'"
             )
         first, second = self.runs
+        if (one_target := self.model_of(first)) != (other_target := self.model_of(second)):
+            raise ValueError(
+                f"runs: {first}, {second}: draft for {one_target} and for {other_target}; give two runs of one target"
+            )
         engine = {"engine": OURS, "serve_python": None}  # evaluation_settings leaves out what it need not say
         one, other = (engine | json.loads(self.evaluation_settings(run)) for run in self.runs)
         if changed := differences(one, other, "evaluation."):
