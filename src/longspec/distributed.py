@@ -34,8 +34,10 @@ ALONE = Ranks(0, 0, 1)
 
 
 def find_ranks() -> Ranks:
-    """Return this process's ranks as its launcher says; a process without a launcher is the only one."""
-    if "RANK" not in os.environ:
+    """Return this process's ranks as its launcher says, with which it then ends; without a launcher it is the only one."""
+    if is_launched():
+        die_with_parent()  # so that no rank keeps its GPU
+    else:
         os.environ.update(PLAIN_PYTHON)
     return Ranks(*(int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE")))
 

@@ -47,7 +47,7 @@ def _constant(name: str) -> NoReturn:
 def _number(text: str) -> float:
     value = float(text)
     if math.isinf(value):
-        raise ValueError(f"holds {text}, which no float can be")
+        raise ValueError(f"holds {text}, which is beyond any float")
     return value
 
 

@@ -22,8 +22,7 @@ pytestmark = pytest.mark.slow  # half a minute and more as a whole
 RANK = r"""
 import os, signal, sys, time
 from pathlib import Path
-from longspec.distributed import die_with_parent, find_ranks
-die_with_parent()
+from longspec.distributed import find_ranks
 ranks, way = find_ranks(), sys.argv[1]
 heard = []
 for number in (signal.SIGTERM, signal.SIGINT):

@@ -7,13 +7,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from longspec.distributed import die_with_parent, end_at_once, find_ranks, is_launched, log
-
-if __name__ == "__main__" and is_launched():  # before the imports below, which take seconds
-    die_with_parent()  # a rank ends with its launcher, so that none keeps its GPU
-
 from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
 from longspec.shown import add_verb, one_line
 from longspec.states.build import Computation, build, rows_of

@@ -205,11 +205,7 @@ def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: 
             value = column[place].as_py()
             ENCODE(value)
             values[name] = value
-        except (
-            ValueError,
-            TypeError,
-            OverflowError,
-        ):  # NaN, no UTF-8; a type such as UUID; a date far away
+        except (ValueError, TypeError, OverflowError):  # NaN, no UTF-8; a type such as UUID; a date far away
             left_out[name] += 1
     # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
     text = ENCODE(values).encode()
