@@ -38,13 +38,12 @@ onstart:
     planned = defaultdict(list)
     for job in needed:
         planned[job.rule.name].append(job)
+    slurm = hasattr(workflow.executor_settings, "init_seconds_before_status_checks")
     with one_line_errors():
         for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
-        if hasattr(
-            workflow.executor_settings, "init_seconds_before_status_checks"
-        ):  # Slurm's
+        if slurm:
             for name, block in {"train": TRAIN, **DECODING}.items():
                 check_block(name, block)
     for job in planned["train"]:
@@ -52,7 +51,7 @@ onstart:
         freeze_runtime(job.params.out, text)
     for job in planned["build_states"]:
         STATES.freeze(job.params.out)
-    note_controller(Path.cwd())
+    note_controller(Path.cwd(), slurm=slurm)
 
 
 onsuccess:

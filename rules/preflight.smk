@@ -9,8 +9,8 @@ ASKED = time.time()
 # today. Of a failed one the log has the table. Tried again it would find the same.
 rule preflight_run:
     input:
-        recipes=from_plan(partial(PLAN.of_first_variant, "recipe")),
-        runtimes=from_plan(partial(PLAN.of_first_variant, "runtime")),
+        recipes=from_plan(partial(PLAN.frozen, "recipe")),
+        runtimes=from_plan(partial(PLAN.frozen, "runtime")),
         target=from_plan(PLAN.target),
     output:
         report=paths.PREFLIGHT,

@@ -78,6 +78,13 @@ def error(fault: Exception) -> str:
     return "error: " + "\n".join(one_line(line) for line in told)
 
 
+def full_disk(fault: Exception) -> str:
+    """Return a line for a disk, a quota or a process's limit that is full; empty for any other fault."""
+    # safetensors and torch raise errors of their own for a full disk.
+    is_full = getattr(fault, "errno", None) in FULL or any(os.strerror(each) in str(fault) for each in FULL)
+    return f"error: {brief(fault)}; free some space there, and run it again" if is_full else ""
+
+
 @contextmanager
 def ending_for_mistakes() -> Iterator[None]:
     """End the process with the words of `error` for a ValueError of the block, or in a line for a disk or folder that is full
@@ -87,13 +94,12 @@ def ending_for_mistakes() -> Iterator[None]:
         yield
     except ValueError as fault:
         sys.exit(error(fault))
-    except Exception as fault:  # safetensors and torch raise errors of their own for a full disk
-        code = fault.errno if isinstance(fault, OSError) else None
-        is_full = code in FULL or any(os.strerror(each) in str(fault) for each in FULL)
-        if not is_full and not isinstance(fault, OSError):
+    except Exception as fault:
+        if told := full_disk(fault):
+            sys.exit(told)
+        if not isinstance(fault, OSError):
             raise
-        fix = "free some space there" if is_full else "correct the path, or let this user read and write there"
-        sys.exit(f"error: {brief(fault)}; {fix}, and run it again")
+        sys.exit(f"error: {brief(fault)}; correct the path, or let this user read and write there, and run it again")
 
 
 class _Formatter(logging.Formatter):

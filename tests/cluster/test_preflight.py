@@ -50,7 +50,7 @@ def needs(job: Path) -> Callable[..., dict[str, Finding]]:
         config = compose("train", [*RECIPE, *overrides])
         recipe, runtime = typed(to_yaml(config.recipe), Recipe, job), typed(to_yaml(config.runtime), Runtime, job)
         target = str(job / "target_manifest.json")
-        return preflight.check_needs(target, facts or [HERE], [(recipe, runtime)], CPU, job / "out")
+        return preflight.check_needs(target, facts or [HERE], {"a/base": (recipe, runtime)}, CPU, job / "out")
 
     return check
 
@@ -125,6 +125,18 @@ def test_a_stage_that_does_not_fit(needs: Callable[..., dict[str, Finding]], job
     needed = peak(items) + peak(items, on_host=True)
     for memory, level in ((needed, OK), (needed - 1, FAIL)):
         assert needs(offload, facts=[replace(HERE, host_memory=memory)])["memory"].level == level
+
+
+def test_a_stage_is_judged_by_the_processes_that_it_will_have(
+    needs: Callable[..., dict[str, Finding]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks cannot share its batch, the two that it asks for can; Slurm's job of two has two thirds of the memory."""
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    two = "runtime.ranks=2"
+    found = needs(two, facts=[replace(HERE, host_memory=3072 * MIB)] * 3)["memory"]
+    assert (found.level, "of 1.50 GiB" in found.found) == (OK, True)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert "of 1.00 GiB" in needs(two, facts=[replace(HERE, host_memory=3072 * MIB)] * 3)["memory"].found
 
 
 def test_what_no_stage_can_have(needs: Callable[..., dict[str, Finding]], job: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
+from tests.refusals import refused
 from tests.report.synthetic_run import make_eagle3, positions
 from tests.report.test_numbers import report, write_tiny
 from tests.report.test_page import read_page
@@ -119,3 +120,7 @@ def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> N
     assert by_drafter(numbers)["final draft"]["difference"] == pytest.approx(
         15 / 8 - numbers["overall"]["a/base"]["long"]["mean"]
     )
+    chosen = {"stage": "long", "records": {"stdlib": [*range(10)], "puzzles": [0]}}
+    write_json(path, read_json(path) | {"final": chosen})
+    with refused(tmp_path / "a/base/evaluation/untrained.jsonl", "task", 10, "final: last"):
+        report(arguments)

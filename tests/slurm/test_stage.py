@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.slurm.cluster import NODES, Cluster, until
-from tests.slurm.submitted import CLUSTER, STAGE, TARGET_RULE, Submitted, equal, state_of
+from tests.slurm.submitted import STAGE, TARGET_RULE, Submitted, equal, state_of
 from tests.workflow.calls import read
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -177,7 +177,8 @@ def running(job: str) -> str:
 
 
 def resume(*options: str) -> list[str]:
-    return [sys.executable, "-m", "longspec.cluster", "resume", "--poll", "2", *options, "--", *CLUSTER, TARGET_RULE]
+    """The command, without arguments for Snakemake: it has those of the killed one."""
+    return [sys.executable, "-m", "longspec.cluster", "resume", "--poll", "2", *options]
 
 
 def kill_in_its_job(submitted: Submitted, attempt: int, process: "subprocess.Popen[str]") -> str:

@@ -13,10 +13,11 @@ from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.distributed import Ranks
 from longspec.draft.hub_upload import files_to_push, model_card
+from longspec.lease import acquire
 from longspec.train.arguments import read_job
 from tests.corpus import Corpus, questions, write_raw
 from tests.jobs import finish, start
-from tests.refusals import refused
+from tests.refusals import check, refused
 
 ONE = Ranks(0, 0, 1)
 LENGTH = 48
@@ -55,6 +56,11 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
     for name, folder, more in ((BASE, out, []), (LONG, of_next, ["runtime.extract_at_end=false"])):
         text, code = finish(start([sys.executable, "-m", "longspec.train", *command(root, name, *more)], folder))
         assert code == 0, text
+    lease, recipe = acquire(out), (out / "recipe.yaml").read_bytes()
+    text, code = finish(start([sys.executable, "-m", "longspec.train", *command(root, BASE, "recipe.seed=7")], out))
+    lease.release()
+    check(text, f"error: {out}", "another job")
+    assert (code, (out / "recipe.yaml").read_bytes()) == (1, recipe), "the files of the job that has the folder"
     assert set(files_to_push(out / "draft")) >= {"provenance.json", "model.safetensors"}  # without a detour
     assert "base" in model_card(out / "draft", "owner/name", "main", None, None)
     sections = yaml.safe_load((out / "draft/training_config.yaml").read_text())

@@ -1,9 +1,13 @@
 """`longspec new`, `plan`, `train` and `report` call Snakemake as a user would, and say what came out."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,7 +20,7 @@ from longspec.cli.__main__ import OWN, PASSED_ON, PLANNED, parser
 from longspec.config import compose_stage, to_yaml
 from longspec.lease import acquire
 from longspec.train.stage_folder import STATUS
-from tests.refusals import check
+from tests.refusals import check, refused
 from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
@@ -94,6 +98,46 @@ def test_help_names_every_verb_and_verbs_of_other_rooms_are_there() -> None:
     assert Path(sys.executable).with_name("longspec").is_file()
     done = subprocess.run([sys.executable, "-m", "longspec.cli", "status", "--help"], capture_output=True, text=True)
     assert done.stdout.startswith("usage: "), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "others", "settings"),
+    [
+        ([], [], []),
+        (["--config", "a=1", "b=2", "--cores", "2"], ["--cores", "2"], ["a=1", "b=2"]),
+        (["-n", "-C", "a=1", "--config=b=2"], ["-n"], ["a=1", "b=2"]),
+        (["--configfile", "more.yaml", "-c", "2"], ["--configfile", "more.yaml", "-c", "2"], []),
+    ],
+)
+def test_however_settings_are_given_the_run_is_among_them(
+    monkeypatch: pytest.MonkeyPatch, given: list[str], others: list[str], settings: list[str]
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(runs, "snakemake", lambda *arguments, look: called.extend(arguments) or 1)
+    assert runs.train(Namespace(run="mine.yaml", snakemake=given)) == 1
+    assert called == ["final_draft", *others, "--config", "run=mine.yaml", *settings]
+
+
+def test_what_makes_nothing_asks_for_no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runs, "snakemake", lambda *arguments, look: 0)
+    assert runs.train(Namespace(run="mine", snakemake=["--unlock"])) == 0
+    with refused("results/mine/report.json", "longspec train mine"):
+        runs.train(Namespace(run="mine", snakemake=[]))
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_snakemake_first_which_leaves_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text('rule made:\n    output: "made"\n    shell: "touch begun; sleep 60; touch made"\n')
+    called = [sys.executable, "-c", "from longspec.cli.runs import *; snakemake('--cores=1')"]
+    with subprocess.Popen(called, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True) as process:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.1)
+            assert process.poll() is None
+        os.killpg(process.pid, signal.SIGINT)
+        text, _ = process.communicate()
+    assert (process.returncode, text.splitlines()[-1].startswith("stopped by you")) == (130, True)
+    assert list((tmp_path / ".snakemake").glob("locks/*")) == []
 
 
 def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path: Path) -> None:

@@ -59,6 +59,8 @@ def main(argv: list[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         print(shown.error(error), file=sys.stderr)
         sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit("\nstopped by you")
 
 
 if __name__ == "__main__":

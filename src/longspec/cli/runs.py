@@ -1,7 +1,9 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
 import subprocess
-from argparse import Namespace
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,15 +20,31 @@ from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
 EVERY = 30.0  # seconds between two looks at the stages that train
+MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}  # options of Snakemake after which there is nothing to tell
 
 
 def _chosen(options: Namespace) -> list[str]:
-    """Return Snakemake's arguments; it takes the last --config alone, so that yours gets the run too."""
-    more, chosen = list(options.snakemake), f"run={options.run}"
-    if "--config" not in more:
-        return ["final_draft", "--config", chosen, *more]
-    place = more.index("--config") + 1
-    return ["final_draft", *more[:place], chosen, *more[place:]]
+    """Return Snakemake's arguments; it takes the last --config alone, so that all of yours become one, with the run."""
+    settings = ArgumentParser(add_help=False, allow_abbrev=False)
+    settings.add_argument("--config", "-C", nargs="*", action="extend", default=[])
+    given, others = settings.parse_known_args(options.snakemake)
+    return ["final_draft", *others, "--config", f"run={options.run}", *given.config]
+
+
+def snakemake(*arguments: str, look: Callable[[], None] = lambda: None) -> int:
+    """Run Snakemake and return its exit code. look: what is done each EVERY seconds meanwhile. Ctrl-C ends Snakemake first."""
+    process, code = subprocess.Popen([*SNAKEMAKE, *arguments]), None
+    try:
+        while code is None:
+            with suppress(subprocess.TimeoutExpired):
+                code = process.wait(EVERY)
+            if code is None:
+                look()
+    except KeyboardInterrupt:  # the terminal has told Snakemake too
+        process.wait()
+        print("\nstopped by you; the same command goes on")
+        sys.exit(130)
+    return code
 
 
 def plan_of(run: str) -> Plan:
@@ -85,21 +103,15 @@ def _cost(folder: Path, steps: int | None) -> str:
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
-    process = subprocess.Popen([*SNAKEMAKE, *_chosen(options)])
     results, steps = Path("results") / _name(options), dict[str, int]()
-    code = None
-    try:
-        while code is None:
-            with suppress(subprocess.TimeoutExpired):
-                code = process.wait(EVERY)
-            with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
-                for line in progress(results, steps) if code is None else ():
-                    print(line, flush=True)
-    except KeyboardInterrupt:  # the terminal has told Snakemake too
-        process.wait()
-        print("\nstopped by you; the same command goes on")
-        return 130
-    return code or report(options)
+
+    def look() -> None:
+        with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
+            for line in progress(results, steps):
+                print(line, flush=True)
+
+    code = snakemake(*_chosen(options), look=look)
+    return code if code or MAKES_NOTHING.intersection(options.snakemake) else report(options)
 
 
 def progress(results: Path, told: dict[str, int]) -> list[str]:

@@ -6,7 +6,6 @@ For llama.cpp it prints the commands to type. Options of vLLM stand behind --, s
 import argparse
 import json
 import os
-import subprocess
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -17,7 +16,7 @@ from rich.table import Table
 
 from longspec import methods
 from longspec.atomic_files import read_json_object
-from longspec.cli.runs import SNAKEMAKE, plan_of
+from longspec.cli.runs import plan_of, snakemake
 from longspec.config.names import is_gguf
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.families import position_limit
@@ -69,8 +68,7 @@ def run(options: argparse.Namespace) -> None:
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
-    measured = [*SNAKEMAKE, "serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES]
-    code = subprocess.run(measured).returncode
+    code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     if (numbers := Path(f"results/{name}/serves.json")).is_file():
         show(read_json_object(numbers)["variants"][variant])
     if code:

@@ -22,11 +22,12 @@ import torch
 import torch.distributed as dist
 
 from longspec.atomic_files import write_json
-from longspec.config import ConfigError, Recipe, Runtime, load
-from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch, sharing_ranks
+from longspec.config import ConfigError, Recipe, Runtime, load, processes_of
+from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.process_group import join, own_device
 from longspec.shown import one_line
+from longspec.slurm import own_job
 from longspec.train.estimate.memory import Setup, estimate, gib, memory_of, out_of_memory, peak, setup_of
 from longspec.train.estimate.plan import disk_bytes, read_target
 from longspec.train.trackers import is_installed
@@ -135,27 +136,38 @@ def check_gpus(facts: list[Facts], expected: int) -> Finding:
 
 
 def check_needs(
-    target: str, facts: list[Facts], stages: list[tuple[Any, Any]], device: torch.device, out: Path
+    target: str, facts: list[Facts], stages: dict[str, tuple[Any, Any]], device: torch.device, out: Path
 ) -> dict[str, Finding]:
-    """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too."""
-    nodes, setups = len({each.host for each in facts}), {}
+    """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too.
+
+    stages: recipe and runtime of each, by a name to tell it by.
+    """
+    nodes, needs, name = len({each.host for each in facts}), {}, ""
     try:
         config = read_target(target)
-        for recipe, runtime in stages:
-            world_size = nodes * sharing_ranks(recipe.global_batch, nodes, len(facts) // nodes)
-            micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
+        for name, (recipe, runtime) in stages.items():
+            taken, ranks = processes_of(recipe, runtime, nodes, len(facts) // nodes)
+            micro_batch, _ = share_global_batch(recipe.global_batch, runtime.micro_batch, taken * ranks)
             dtype = resolve_dtype(recipe.precision)
-            setups[recipe.stage] = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
+            needs[name] = ranks, setup_of(config, recipe, runtime, micro_batch, taken * ranks, dtype, device)
     except ValueError as error:
-        return {"memory": Finding(FAIL, str(error)), "disk": check_disk(out, 0)}
-    return {"memory": check_memory(facts, setups), "disk": check_disk(out, sum(map(disk_bytes, setups.values())))}
+        where = f"stage {name}: " if name else ""
+        return {"memory": Finding(FAIL, f"{where}{error}"), "disk": check_disk(out, 0)}
+    disk = check_disk(out, sum(disk_bytes(setup) for _, setup in needs.values()))
+    return {"memory": check_memory(facts, needs), "disk": disk}
 
 
-def check_memory(facts: list[Facts], setups: dict[str, Setup]) -> Finding:
-    """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes."""
-    nodes, host, needs = len({each.host for each in facts}), min(each.host_memory for each in facts), []
-    for stage, setup in setups.items():
-        items, ranks, on_gpu = estimate(setup), setup.world_size // nodes, setup.device.type == "cuda"
+def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Finding:
+    """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes.
+
+    needs: by stage its processes on a node, and its setup. In a Slurm job a stage of fewer processes gets their share of the
+    main memory, as the workflow asks for it.
+    """
+    largest = len(facts) // len({each.host for each in facts})
+    host_memory, told = min(each.host_memory for each in facts), []
+    for stage, (ranks, setup) in needs.items():
+        items, on_gpu = estimate(setup), setup.device.type == "cuda"
+        host = host_memory * ranks // largest if own_job() else host_memory
         device = min(each.memory for each in facts) if on_gpu else host // ranks
         here, there = peak(items), peak(items, on_host=True) * ranks
         if here > device:
@@ -163,8 +175,9 @@ def check_memory(facts: list[Facts], setups: dict[str, Setup]) -> Finding:
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
             return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
-        needs.append(f"{stage} {gib(here)}" + (f" and on the host {gib(there)}" if there else ""))
-    return Finding(OK, f"{'; '.join(needs)}; a rank has {gib(device)}, its node {gib(host)}")
+        of_host = f" and on the host {gib(there)} of {gib(host)}" if there else ""
+        told.append(f"{stage} {gib(here)} of {gib(device)}{of_host}")
+    return Finding(OK, f"a rank takes at most: {'; '.join(told)}")
 
 
 def check_disk(out: Path, needed: int) -> Finding:
@@ -204,8 +217,8 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
     Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
-    pairs = zip(options.recipe, options.runtime, strict=True)
-    stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
+    files = zip(options.recipe, options.runtime, strict=True)
+    stages = {str(recipe.parent): (load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in files}
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
     facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks)))]
     gpus = check_gpus(facts, options.gpus_expected)

@@ -1,7 +1,8 @@
 """After the controlling Snakemake was killed: wait for its Slurm jobs or cancel them, unlock the folder, go on.
 
 Slurm's jobs outlive the Snakemake that has sent them, and none takes them over: a second one that starts at once would
-send jobs for the same files. Run it in the workflow's folder; what follows -- is given to snakemake.
+send jobs for the same files. Run it in the workflow's folder. Snakemake gets the arguments that the killed one had, or those
+behind --.
 """
 
 import argparse
@@ -13,13 +14,15 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from shlex import join
+from typing import Any
 
 from longspec.atomic_files import read_json_object, write_json
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
 NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
-GO_ON = ["--profile", "slurm", "final_draft"]
+GO_ON = ["--profile", "slurm", "final_draft"]  # where no Snakemake has noted its arguments
 SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
 TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
@@ -35,16 +38,21 @@ def _began(pid: int) -> str:
     return ""
 
 
-def note_controller(folder: Path) -> None:
-    """Write down that this process controls the folder's jobs from now on."""
-    write_json(folder / NOTE, {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())})
+def note_controller(folder: Path, *, slurm: bool) -> None:
+    """Write down that this process, a Snakemake, controls the folder's jobs from now on; slurm: whether Slurm runs them."""
+    note = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
+    write_json(folder / NOTE, note | {"slurm": slurm, "arguments": sys.argv[1:]})
 
 
-def living_controller(folder: Path) -> str:
+def last_note(folder: Path) -> dict[str, Any]:
+    """Return what the last Snakemake here has noted; of none, what may be true."""
+    return read_json_object(folder / NOTE) if (folder / NOTE).exists() else {"slurm": True, "arguments": GO_ON}
+
+
+def living_controller(folder: Path, note: dict[str, Any]) -> str:
     """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
-    if not (folder / NOTE).exists():
+    if "pid" not in note:
         return ""
-    note = read_json_object(folder / NOTE)
     host, pid = note["host"], note["pid"]
     if host != socket.gethostname():
         return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
@@ -87,21 +95,23 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
     )
     parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help=f"-- for snakemake; default: {' '.join(GO_ON)}")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- for snakemake; default: the killed one's")
     options = parser.parse_args(argv)
     folder = Path.cwd()
-    arguments = [word for word in options.arguments if word != "--"] or GO_ON
     try:
         if not (folder / "Snakefile").is_file():
             raise ValueError(f"{folder} holds no Snakefile; go to the workflow's folder first")
-        living = "" if options.gone else living_controller(folder)
+        note = last_note(folder)
+        arguments = [word for word in options.arguments if word != "--"] or note["arguments"]
+        living = "" if options.gone else living_controller(folder, note)
         if living:
             raise ValueError(f"{living}; when it is gone for sure: the same command with --gone (make resume GONE=1)")
-        wait_for_jobs(folder, options.poll, cancel=options.cancel)
+        if note["slurm"]:
+            wait_for_jobs(folder, options.poll, cancel=options.cancel)
         # Not sooner: without Slurm's answer it is not sure that no job writes here.
-        subprocess.run([*SNAKEMAKE, "--unlock"], check=True)
+        subprocess.run([*SNAKEMAKE, *arguments, "--unlock"], check=True)  # of the run that they choose
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"going on: snakemake {' '.join(arguments)}", flush=True)
+    print(f"going on: snakemake {join(arguments)}", flush=True)
     os.execv(sys.executable, [*SNAKEMAKE, *arguments])

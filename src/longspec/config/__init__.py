@@ -22,5 +22,6 @@ from longspec.config.schema import (
     Recipe,
     Runtime,
     States,
+    processes_of,
 )
 from longspec.config.yaml_files import differences, load, plain, to_yaml, typed

@@ -35,6 +35,7 @@ from longspec.config.typed import (
     means,
     words,
 )
+from longspec.distributed import sharing_ranks
 
 # Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
 # that no finished stage is trained again for it.
@@ -249,6 +250,16 @@ class Runtime(Known):
         Count | None,
         means("the most processes of the workflow's job, one a GPU; null: all that the profile has, one on stored states"),
     ] = field(default=None, metadata=LATER)
+
+
+def processes_of(recipe: Any, runtime: Any, nodes: int, ranks: int) -> tuple[int, int]:
+    """Return how many of so many nodes, with so many ranks each, a stage takes, and its processes on each of them.
+
+    It takes runtime.ranks in all, which without the target is one.
+    """
+    wanted = runtime.ranks or (1 if recipe.states.source == OFFLINE else nodes * ranks)
+    taken = min(nodes, -(-wanted // ranks))
+    return taken, sharing_ranks(recipe.global_batch, taken, min(ranks, wanted // taken))
 
 
 class Phase(Keys):

@@ -146,7 +146,13 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
     for setting, rows in found.items():
         rows.sort(key=lambda row: (tasks.index(row["task"]), row["prompt"]))
         for task in tasks:
-            if not any(row["rounds"] for row in rows if row["task"] == task):
+            own = [row for row in rows if row["task"] == task]
+            if not own and dropped[task]:
+                raise ValueError(
+                    f"{path}: task: {task!r}: by all its {dropped[task]} prompts the published stage was chosen, so that they "
+                    "do not judge it; measure more (`prompts` of evaluation, or of its bench), or choose none (final: last)"
+                )
+            if not any(row["rounds"] for row in own):
                 raise ValueError(
                     f"{path}: task: {task!r} has no prompt with a round at {setting}; evaluate again (rule evaluate)"
                 )

@@ -31,9 +31,9 @@ from longspec.methods import measures_target
 from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
-from longspec.shown import one_line
+from longspec.shown import full_disk, one_line
 from longspec.train import stage_folder
-from longspec.train.arguments import Job, read_job
+from longspec.train.arguments import Job, freeze, read_job
 from longspec.train.checkpoint import save_load
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.dry_batch import check_memory
@@ -240,13 +240,15 @@ def main() -> None:
     try:
         job = read_job(None, ranks)
         # Held before status.json is touched, which may be another, running job's, and until nothing more is written.
-        lease = acquire(job.out) if ranks.is_main else None
+        if ranks.is_main:
+            lease = acquire(job.out)
+            freeze(job)
         code = run(job, ranks, lease)
     except (*ConfigError, save_load.SaveError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
-    except Exception:
-        print(traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
+    except Exception as error:
+        print(full_disk(error) or traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         code = 1
     finally:
         if lease is not None:

@@ -43,6 +43,7 @@ class Job:
     vocabulary: Path | None = None
     states: Sequence[Path] = ()  # of all these rows and of the held-out ones, in any order
     replay: Mapping[str, Path] = field(default_factory=dict)  # packed rows of recipe.data.replay, by their stages
+    by_name: bool = False  # composed, and not yet in its folder
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,14 +78,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
-    """Read the command line; an experiment by name is first frozen into its output folder.
-
-    Raises SystemExit once `--cfg job` has been answered.
-    """
+    """Read the command line. Raises SystemExit once `--cfg job` has been answered."""
     options = parser().parse_intermixed_args(argv)  # Hydra, too, takes overrides anywhere
     options.deadline = read_deadline(options.deadline, ranks)
     if options.config_name:
-        return _freeze_experiment(options, ranks)
+        return _job_by_name(options, ranks)
     if options.cfg:
         raise ValueError("--cfg: shows an experiment; name it: -cp config/exp -cn NAME")
     missing = [f"--{name}" for name in ("recipe", "runtime", "target", "data", "out") if not getattr(options, name)]
@@ -142,8 +140,8 @@ def read_deadline(text: str | None, ranks: Ranks, pause: float = PAUSE) -> float
     return end.timestamp()
 
 
-def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
-    """Write the experiment's recipe and runtime into its output folder; return its job."""
+def _job_by_name(options: argparse.Namespace, ranks: Ranks) -> Job:
+    """Return the job of an experiment. Raises SystemExit once `--cfg job` has been answered."""
     if options.config_path is None:
         raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
     config = compose(options.config_name, options.overrides, options.config_path)
@@ -155,15 +153,18 @@ def _freeze_experiment(options: argparse.Namespace, ranks: Ranks) -> Job:
     unset = [f"files.{name}=..." for name in ("target", "data", "out") if OmegaConf.is_missing(files, name)]
     if unset:
         raise ValueError(f"{options.config_name}: give {' '.join(unset)}")
-    out = Path(files.out)
-    if ranks.is_main:
-        write_text(out / RECIPE, to_yaml(config.recipe))
-        write_text(out / RUNTIME, to_yaml(config.runtime))
-        log(f"frozen: {out / RECIPE}, {out / RUNTIME}")
-    # Every rank composes the same text; none has to wait for rank 0's file.
     given: dict[str, Any] = {name: None if files[name] is None else Path(files[name]) for name in PATHS}
     for name in LISTS:
         paths = [files[name]] if isinstance(files[name], str) else files[name] or []
         given[name] = [Path(path) for path in paths]
     given["replay"] = {name: Path(path) for name, path in files.replay.items()}
-    return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, **given))
+    # Every rank composes the same text; none has to wait for rank 0's file.
+    return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, by_name=True, **given))
+
+
+def freeze(job: Job) -> None:
+    """Write recipe and runtime of an experiment by name into its folder, which this process holds by now."""
+    if job.by_name:
+        write_text(job.out / RECIPE, to_yaml(job.recipe))
+        write_text(job.out / RUNTIME, to_yaml(job.runtime))
+        log(f"frozen: {job.out / RECIPE}, {job.out / RUNTIME}")

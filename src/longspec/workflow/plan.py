@@ -247,9 +247,9 @@ class Plan(MeasuringPlan):
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
 
-    def of_first_variant(self, section: str, run: str) -> list[str]:
-        """Return the recipes or the runtimes of all stages of one variant; the others ask the same of a machine."""
-        return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run, self.variants[run][0])]
+    def frozen(self, section: str, run: str) -> list[str]:
+        """Return the recipes or the runtimes of all stages of a run."""
+        return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run)]
 
 
 def vocabulary_file(run: str, variant: str, size: int) -> str:

@@ -3,6 +3,7 @@
 tests/cluster/test_launch.py has ranks that fail or are killed.
 """
 
+import errno
 import json
 import os
 import re
@@ -19,6 +20,8 @@ from transformers import AutoModelForCausalLM
 
 from longspec.atomic_files import write_json
 from longspec.data.pack.arrow_shards import PackedRows
+from longspec.distributed import ALONE
+from longspec.train import __main__ as program
 from tests.corpus import Corpus
 from tests.jobs import PLAIN, Job, MakeJob, children_of, deepspeed, finish, ranks_of, start
 from tests.train.test_job import assert_same
@@ -149,3 +152,20 @@ def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:
         assert len(re.findall(r"^Timeout \(0:00:0[89]\)!$", text, re.MULTILINE)) == ranks, text
         assert re.search(r'troubled\.py", line \d+ in wrapped', text)  # where it hangs
         assert job.status()["state"] == "running"  # nobody was left to write
+
+
+@pytest.mark.parametrize(("number", "lines"), [(errno.ENOSPC, 1), (errno.EIO, 9)])
+def test_a_full_disk_is_one_line_and_another_fault_keeps_its_frames(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int, lines: int
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError(number, os.strerror(number), "checkpoints/metrics.jsonl")
+
+    codes: list[int] = []
+    monkeypatch.setattr(sys, "argv", ["train"])
+    for name, stand_in in (("find_ranks", lambda: ALONE), ("read_job", fails), ("end_at_once", codes.append)):
+        monkeypatch.setattr(program, name, stand_in)
+    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
+    program.main()
+    text = capsys.readouterr().err
+    assert (codes, text.count("\n") <= lines, "free some space" in text) == ([1], True, lines == 1)

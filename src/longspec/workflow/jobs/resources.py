@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from longspec.config import OFFLINE
-from longspec.distributed import sharing_ranks
+from longspec.config import processes_of
 
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
 GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
@@ -72,11 +71,8 @@ class StageNeeds:
         self.limits = limits
 
     def processes(self, config: Any) -> tuple[int, int]:
-        """Nodes, and processes on each: runtime.ranks in all, which without the target is one."""
-        offline = config.recipe.states.source == OFFLINE
-        wanted = config.runtime.ranks or (1 if offline else self.limits.nodes * self.limits.ranks)
-        nodes = min(self.limits.nodes, -(-wanted // self.limits.ranks))
-        return nodes, sharing_ranks(config.recipe.global_batch, nodes, min(self.limits.ranks, wanted // nodes))
+        """Return a stage's nodes, and its processes on each."""
+        return processes_of(config.recipe, config.runtime, self.limits.nodes, self.limits.ranks)
 
     def share(self, name: str, given: str, config: Any) -> int | str:
         """A resource of SHARED: the profile's, given, or a smaller one where the stage starts fewer processes on a node.
