@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+CORRECT = "correct the path, or let this user read and write there, and run it again"
 BRIEF = 300  # characters of a text of which the beginning will do
 # Unicode's "default ignorable" characters, drawn as nothing, as the inside of a class of a regular expression. The variation
 # selectors are apart: emoji of everyday text end with one.
@@ -78,11 +80,13 @@ def error(fault: Exception) -> str:
     return "error: " + "\n".join(one_line(line) for line in told)
 
 
-def full_disk(fault: Exception) -> str:
-    """Return a line for a disk, a quota or a process's limit that is full; empty for any other fault."""
+def of_disk(fault: Exception) -> str:
+    """Return a line for a disk that is full or a place that may not be written; empty for any other fault."""
+    code = getattr(fault, "errno", None)
     # safetensors and torch raise errors of their own for a full disk.
-    is_full = getattr(fault, "errno", None) in FULL or any(os.strerror(each) in str(fault) for each in FULL)
-    return f"error: {brief(fault)}; free some space there, and run it again" if is_full else ""
+    if code in FULL or any(os.strerror(each) in str(fault) for each in FULL):
+        return f"error: {brief(fault)}; free some space there, and run it again"
+    return f"error: {brief(fault)}; {CORRECT}" if code in CLOSED else ""
 
 
 @contextmanager
@@ -95,11 +99,10 @@ def ending_for_mistakes() -> Iterator[None]:
     except ValueError as fault:
         sys.exit(error(fault))
     except Exception as fault:
-        if told := full_disk(fault):
-            sys.exit(told)
-        if not isinstance(fault, OSError):
+        told = of_disk(fault)
+        if not told and not isinstance(fault, OSError):
             raise
-        sys.exit(f"error: {brief(fault)}; correct the path, or let this user read and write there, and run it again")
+        sys.exit(told or f"error: {brief(fault)}; {CORRECT}")
 
 
 class _Formatter(logging.Formatter):

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from longspec.cluster.resume import GO_ON, NOTE, SNAKEMAKE, last_note, living_controller, main, note_controller, workflow_jobs
 from tests.cluster.queue import Queue, queued
+from tests.workflow.calls import begun
 
 RUN = "0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0"
 
@@ -97,14 +97,10 @@ def test_without_slurm_the_killed_ones_arguments_are_gone_on_with(folder: Path, 
     assert last_note(folder)["arguments"] == GO_ON
     (folder / "Snakefile").write_text(WORKFLOW)
     command = [*SNAKEMAKE, "--cores", "1", "final_draft", "--config", "run=a run"]
-    with subprocess.Popen(command, start_new_session=True) as process:
-        while not (folder / "begun").exists():
-            time.sleep(0.1)
-            assert process.poll() is None
+    with begun(command, folder) as process:
         os.killpg(process.pid, signal.SIGKILL)
     (folder / "killed").touch()
     assert subprocess.run(command).returncode, "it is locked"
     done = subprocess.run([sys.executable, "-m", "longspec.cluster", "resume"], capture_output=True, text=True)
     assert (done.returncode, (folder / "a run.txt").exists()) == (0, True), done.stderr
     assert "going on: snakemake --cores 1 final_draft --config 'run=a run'\n" in done.stdout
-    assert not (queue.folder / "asked").exists()

@@ -167,7 +167,12 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
         told = read_json(tmp_path / stage / "checkpoint.json")
         write_json(tmp_path / stage / "checkpoint.json", told | {"versions": {"torch": stage}})
     figures = {stage: interval(2.0 + len(stage) % 2) for stage in STAGES}
-    choice = {"stage": "long", "why": "best", "figures": figures, "records": {"slimpajama": [1, 4]}}
+    choice = {
+        "stage": "long",
+        "why": "no earlier one is better",
+        "figures": figures,
+        "records": {"slimpajama": [1, 4]},
+    }
     write_json(tmp_path / "final_stage.json", choice)
     paths = [part for name in ("target", "tokenizer") for part in (f"--{name}", tmp_path / f"{name}.json")]
     paths += ["--data", tmp_path / "rows.json", "--out", tmp_path / "chosen", "--choice", tmp_path / "final_stage.json"]
@@ -181,7 +186,7 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
     assert provenance["versions"] == {"torch": "long"}
     assert "final" not in read_json(final_draft / "provenance.json")
     card = model_card(tmp_path / "chosen", "me/draft", "main", None, None)
-    assert "Published is stage long of base, long, longcot" in card
+    assert "Published is stage long of base, long, longcot: no earlier one is better." in card
     assert "| longcot |" not in card
 
 

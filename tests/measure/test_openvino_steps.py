@@ -34,7 +34,7 @@ def test_steps_that_are_not_of_the_text_are_refused(sizes: list[int]) -> None:
         rounds_within(sizes, 6)
 
 
-def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> None:
+def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("target", "draft", "export"):
         (tmp_path / name).mkdir()
     for name in ("target", "draft"):
@@ -45,6 +45,9 @@ def test_files_in_openvinos_format_are_loaded_as_they_are(tmp_path: Path) -> Non
     with refused(target, "OpenVINO", tmp_path / "export", "give both"):
         openvino._converted(job(target, tmp_path / "export", scratch))
     assert not scratch.exists()
+    monkeypatch.setattr(openvino, "CONVERTER", "json.tool")  # stands in for one that ends with its reason
+    with refused("evaluation.engine: openvino", "No such file"):
+        openvino._converted(job(target / "none", None, scratch))
 
 
 def test_a_draft_folder_that_is_not_of_this_layout_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,10 +149,14 @@ def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python
             assert len(asked(tmp_path)) == 5
             begun_with = json.loads((tmp_path / "v.unfinished.jsonl").read_text().splitlines()[0])["identity"]
             assert begun_with["engine"] == VERSIONS  # another version measures all anew
+    keeping = verb.read_arguments([*call, "--keep-fault"])
+    (tmp_path / "refuses").write_text("Free memory on device cuda:0 (3/80 GiB) on startup is less than desired")
+    with refused("evaluation.engine: vllm", "cuda:0") as lack:  # which another try may find
+        verb.evaluate_or_keep_fault(keeping)
+    assert not isinstance(lack.value, RefusedError)
     (tmp_path / "refuses").write_text("loads no such\ndraft")
     with refused("evaluation.engine: vllm: loads no such draft", kind=RefusedError):
         evaluate(call)
-    keeping = verb.read_arguments([*call, "--keep-fault"])
     verb.evaluate_or_keep_fault(keeping)
     assert fault_in(keeping.out) == {"fault": "evaluation.engine: vllm: loads no such draft", "failed": False}
     (tmp_path / "refuses").unlink()

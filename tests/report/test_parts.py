@@ -55,9 +55,10 @@ def test_shares_of_mixed_and_replayed_tokens_are_those_that_were_counted(variant
     assert told == ["none", "none", "base 10.0%, long 10.0%"]
     recipe = copy.deepcopy(last.recipe)
     OmegaConf.set_readonly(recipe, False)
-    recipe.data.name = {"chats": 0.75, "books": 0.25}
+    recipe.data.name, recipe.data.replay = {"chats": 0.75, "books": 0.25}, {"base": 0.2}
     counted = [{"mixed_labels": {"books": row["labels"] // 4, "chats": row["labels"] // 4 * 3}} for row in last.metrics]
     metrics = [row | each for row, each in zip(last.metrics, counted, strict=True)]
     table = tables.recipe_table(replace(variant, stages=[*before, replace(last, metrics=metrics, recipe=recipe)]))
     assert dict(table["measured"])["labels of the mix"] == ["none", "none", "books 25.0%, chats 75.0%"]
     assert [text for text, _ in dict(table["settings"])["data"]] == ["stdlib", "stdlib-long", "books 25%, chats 75%"]
+    assert dict(table["settings"])["data.replay.base"] == [("none", False), ("none", False), ("0.2", True)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from longspec.config import compose
-from longspec.distributed import share_global_batch, sharing_ranks
+from longspec.distributed import share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.train.engine import MuonForMatrices, learning_rate_factor
 from tests.refusals import refused
@@ -21,12 +21,6 @@ def test_shares_of_the_global_batch() -> None:
     for global_batch, world_size in ((4, 3), (2, 4)):
         with refused(f"recipe.global_batch: {global_batch}", f"{world_size} processes"):
             share_global_batch(global_batch, 1, world_size)
-
-
-def test_a_batch_smaller_than_all_processes_has_fewer() -> None:
-    """(global batch, nodes, ranks of each): ranks that share it. What nobody can share is left for the trainer to refuse."""
-    shares = {(2048, 1, 8): 8, (16, 2, 8): 8, (4, 1, 8): 4, (6, 2, 8): 3, (3, 2, 8): 8, (60, 1, 8): 8}
-    assert {asked: sharing_ranks(*asked) for asked in shares} == shares
 
 
 def test_warm_up_starts_above_zero_and_cosine_ends_at_the_floor() -> None:

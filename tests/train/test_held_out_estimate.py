@@ -3,12 +3,21 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+import torch.distributed as dist
+
 from longspec.atomic_files import read_json, write_json
+from longspec.config import compose
 from longspec.data import tokenize
 from longspec.data.chat.encoding import Encoder, load_tokenizer
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
+from longspec.distributed import ALONE
+from longspec.methods.contract import DraftOutput
+from longspec.models.losses import NO_LABEL
+from longspec.train.held_out_estimate import HeldOut
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.refusals import refused
 
@@ -48,3 +57,31 @@ def test_records_that_were_made_again_are_refused(tmp_path: Path, corpus: Corpus
     empty = make_packed(tmp_path / "empty", corpus, "base", sentences(50), [])
     with refused(f"{tmp_path}/empty/raw/held_out.jsonl", "data.raw.held_out"):
         held_out_rows(PackedRows(empty), 1)
+
+
+class Right:
+    """Stands for an engine whose draft is right wherever its chain still stands in a row's labels, at a loss of 2."""
+
+    device, training = torch.device("cpu"), False
+
+    def __call__(self, labels: torch.Tensor, **_: Any) -> DraftOutput:
+        reached_K = ((labels != NO_LABEL).sum() - torch.arange(6.0)).clamp_min(0)
+        right_K = (reached_K > 0).float()
+        return DraftOutput(2 * right_K, None, right_K, {}, reached_K, reached_K)
+
+    def eval(self) -> None: ...
+
+    def train(self, mode: bool) -> None: ...
+
+
+def test_a_row_counts_in_steps_that_reach_its_labels(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that is always right has shares of one, however short the rows' answers are."""
+    monkeypatch.setattr(dist, "all_reduce", lambda sums: None)
+    answers = [{"problem": "count", "qwq": answer} for answer in ("fox", "the fox meets the cat. ")]
+    rows = PackedRows(make_packed(tmp_path, corpus, "longcot", questions(50), answers))
+    config = compose("train", ["run=demo-eagle3", "recipe.draft.steps=6", "runtime.held_out_every=1"])
+    held_out = HeldOut([rows], config.recipe, config.runtime, ALONE, 10)
+    assert min(row.loss_mask_S.sum() for row in held_out.rows) < 6
+    found = held_out.estimate(Right(), 1) or {}
+    assert [found[f"acceptance_{step}"] for step in range(1, 7)] == 6 * [1]
+    assert (found["expected_tokens"], found["loss"]) == (7, 2)

@@ -125,26 +125,21 @@ def test_an_unfinished_stage_refuses_an_edit_and_goes_on_bit_by_bit(
     assert_same(anew, job)
 
 
-def test_a_killed_rank_ends_the_job_and_it_resumes(whole: Job, partitioned: Job, make_job: MakeJob) -> None:
-    """On two ranks with ZeRO-3 from the slot before a damaged one, bit by bit; on one without ZeRO within rounding."""
-    killed, moved = make_job("killed", ZERO3, torchrun(2)), make_job("moved", ["deepspeed=zero0"])
+def test_a_killed_rank_ends_the_job_and_it_resumes(partitioned: Job, make_job: MakeJob) -> None:
+    """On two ranks with ZeRO-3 from the slot before a damaged one, bit by bit."""
+    killed = make_job("killed", ZERO3, torchrun(2))
     process = killed.start()
     killed.wait_for(9, process)
     kill_rank(process, 1)
     _, code = finish(process)
     assert code != 0
     assert killed.step() < 24
-    shutil.copytree(killed.out, moved.out)
     shard = killed.out / "checkpoints/last/rank_00001.safetensors"
     os.truncate(shard, shard.stat().st_size // 2)
     log = killed.run()
     assert "checkpoint slot last is damaged" in log
     assert re.search(r"starting at step (4|8|12|16|20)\b", log)
     assert_same(partitioned, killed)
-    assert "going on from a checkpoint of 2 processes with ZeRO-3" in moved.run()
-    assert [row["step"] for row in moved.rows()] == list(range(1, 25))
-    losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (whole, moved)]
-    torch.testing.assert_close(losses[1], losses[0], rtol=2e-4, atol=2e-4)
 
 
 def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:

@@ -44,6 +44,17 @@ def read(pid: int, name: str) -> str:
         return ""
 
 
+@contextmanager
+def begun(command: list[str], folder: Path) -> "Iterator[subprocess.Popen[str]]":
+    """A command whose job makes the file `begun`, in a process group of its own, as a terminal starts it."""
+    more = {"stdout": PIPE, "stderr": subprocess.STDOUT, "text": True, "start_new_session": True}
+    with subprocess.Popen(command, cwd=folder, **more) as process:
+        while not (folder / "begun").exists():
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.05)
+        yield process
+
+
 def kill(number: int, *pids: int) -> None:
     """Send a signal to processes, of which some may have ended."""
     for pid in pids:

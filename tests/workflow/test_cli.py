@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -20,7 +19,8 @@ from longspec.cli.__main__ import OWN, PASSED_ON, PLANNED, parser
 from longspec.config import compose_stage, to_yaml
 from longspec.lease import acquire
 from longspec.train.stage_folder import STATUS
-from tests.refusals import check, refused
+from tests.refusals import check
+from tests.workflow.calls import begun
 from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
@@ -118,25 +118,13 @@ def test_however_settings_are_given_the_run_is_among_them(
     assert called == ["final_draft", *others, "--config", "run=mine.yaml", *settings]
 
 
-def test_what_makes_nothing_asks_for_no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(runs, "snakemake", lambda *arguments, look: 0)
-    assert runs.train(Namespace(run="mine", snakemake=["--unlock"])) == 0
-    with refused("results/mine/report.json", "longspec train mine"):
-        runs.train(Namespace(run="mine", snakemake=[]))
-
-
 @pytest.mark.slow
 def test_ctrl_c_ends_snakemake_first_which_leaves_no_lock(tmp_path: Path) -> None:
-    (tmp_path / "Snakefile").write_text('rule made:\n    output: "made"\n    shell: "touch begun; sleep 60; touch made"\n')
-    called = [sys.executable, "-c", "from longspec.cli.runs import *; snakemake('--cores=1')"]
-    with subprocess.Popen(called, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, text=True) as process:
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.1)
-            assert process.poll() is None
+    (tmp_path / "Snakefile").write_text('rule final_draft:\n    output: "it"\n    shell: "touch begun; sleep 60; touch it"\n')
+    with begun([sys.executable, "-m", "longspec.cli", "train", "x", "--cores=1"], tmp_path) as process:
         os.killpg(process.pid, signal.SIGINT)
         text, _ = process.communicate()
-    assert (process.returncode, text.splitlines()[-1].startswith("stopped by you")) == (130, True)
+    assert (process.returncode, "the same command goes on\nstopped by you\n" in text, "Traceback" in text) == (130, True, False)
     assert list((tmp_path / ".snakemake").glob("locks/*")) == []
 
 

@@ -57,6 +57,8 @@ def test_gpus_are_read_from_slurms_words(gres: str, gpus: int) -> None:
     [
         (64, "online", None, (2, 8)),
         (4, "online", None, (2, 2)),  # which share the batch
+        (6, "online", None, (2, 3)),
+        (3, "online", None, (2, 8)),
         (17, "online", None, (2, 8)),  # the trainer refuses a batch that does not divide
         (64, "offline", None, (1, 1)),
         (64, "offline", 12, (2, 6)),

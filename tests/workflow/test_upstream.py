@@ -3,9 +3,7 @@
 import asyncio
 import os
 import signal
-import subprocess
 import sys
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +15,7 @@ import snakemake_executor_plugin_slurm as plugin
 from snakemake_interface_executor_plugins.executors.base import SubmittedJobInfo
 
 from longspec.workflow.jobs.retries import known_states
+from tests.workflow.calls import begun
 from tests.workflow.warm import snakemake
 
 SNAKEFILE = """
@@ -102,13 +101,9 @@ def test_a_failed_job_runs_again_and_what_follows_too(place: Place) -> None:
 def test_a_killed_call_runs_its_job_again(place: Place) -> None:
     place.records("new")
     command = [sys.executable, "-m", "snakemake", *place.arguments("touch begun; sleep 60")]
-    process = subprocess.Popen(command, cwd=place.folder, stderr=subprocess.DEVNULL, start_new_session=True)
-    while not (place.folder / "begun").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    assert not (place.folder / "rows").exists()
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with begun(command, place.folder) as process:
+        assert not (place.folder / "rows").exists()
+        os.killpg(process.pid, signal.SIGKILL)
     snakemake(["--unlock"], place.folder, os.environ)
     place.call()
     assert place.draft == "new\nold\n"

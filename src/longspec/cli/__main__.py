@@ -60,7 +60,8 @@ def main(argv: list[str] | None = None) -> None:
         print(shown.error(error), file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit("\nstopped by you")
+        print("stopped by you", file=sys.stderr)
+        sys.exit(130)
 
 
 if __name__ == "__main__":

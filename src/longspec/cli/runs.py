@@ -1,7 +1,6 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
 import subprocess
-import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import suppress
@@ -20,7 +19,6 @@ from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
 EVERY = 30.0  # seconds between two looks at the stages that train
-MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}  # options of Snakemake after which there is nothing to tell
 
 
 def _chosen(options: Namespace) -> list[str]:
@@ -41,9 +39,11 @@ def snakemake(*arguments: str, look: Callable[[], None] = lambda: None) -> int:
             if code is None:
                 look()
     except KeyboardInterrupt:  # the terminal has told Snakemake too
-        process.wait()
-        print("\nstopped by you; the same command goes on")
-        sys.exit(130)
+        while process.poll() is None:
+            with suppress(KeyboardInterrupt):
+                process.wait()
+        print("the same command goes on")
+        raise
     return code
 
 
@@ -111,7 +111,7 @@ def train(options: Namespace) -> int:
                 print(line, flush=True)
 
     code = snakemake(*_chosen(options), look=look)
-    return code if code or MAKES_NOTHING.intersection(options.snakemake) else report(options)
+    return report(options) if not code and (results / "report.json").is_file() else code  # none after -n, --unlock, --until
 
 
 def progress(results: Path, told: dict[str, int]) -> list[str]:

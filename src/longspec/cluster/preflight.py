@@ -140,7 +140,7 @@ def check_needs(
 ) -> dict[str, Finding]:
     """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too.
 
-    stages: recipe and runtime of each, by a name to tell it by.
+    stages: recipe and runtime of each, by its folder in `out`.
     """
     nodes, needs, name = len({each.host for each in facts}), {}, ""
     try:
@@ -153,15 +153,16 @@ def check_needs(
     except ValueError as error:
         where = f"stage {name}: " if name else ""
         return {"memory": Finding(FAIL, f"{where}{error}"), "disk": check_disk(out, 0)}
-    disk = check_disk(out, sum(disk_bytes(setup) for _, setup in needs.values()))
+    unfinished = [setup for name, (_, setup) in needs.items() if not (out / name / "checkpoint.json").exists()]
+    disk = check_disk(out, sum(map(disk_bytes, unfinished)))
     return {"memory": check_memory(facts, needs), "disk": disk}
 
 
 def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Finding:
     """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes.
 
-    needs: by stage its processes on a node, and its setup. In a Slurm job a stage of fewer processes gets their share of the
-    main memory, as the workflow asks for it.
+    needs: by stage its processes on a node, and its setup. Under Slurm a stage of fewer processes gets their share of the main
+    memory, as the workflow's own jobs ask for it.
     """
     largest = len(facts) // len({each.host for each in facts})
     host_memory, told = min(each.host_memory for each in facts), []
@@ -175,13 +176,13 @@ def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Fin
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
             return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
-        of_host = f" and on the host {gib(there)} of {gib(host)}" if there else ""
+        of_host = f", those of its node {gib(there)} of the host's {gib(host)}" if there else ""
         told.append(f"{stage} {gib(here)} of {gib(device)}{of_host}")
-    return Finding(OK, f"a rank takes at most: {'; '.join(told)}")
+    return Finding(OK, f"each rank takes at most: {'; '.join(told)}")
 
 
 def check_disk(out: Path, needed: int) -> Finding:
-    """Fail where there is no room for what all stages leave."""
+    """Fail where there is no room for what all unfinished stages leave."""
     place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     found = f"{gib(free)} free at {out}, the stages leave up to {gib(needed)}"
@@ -218,7 +219,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
     """
     files = zip(options.recipe, options.runtime, strict=True)
-    stages = {str(recipe.parent): (load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in files}
+    stages = {"/".join(recipe.parent.parts[-2:]): (load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in files}
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
     facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks)))]
     gpus = check_gpus(facts, options.gpus_expected)

@@ -1,13 +1,14 @@
 """After the controlling Snakemake was killed: wait for its Slurm jobs or cancel them, unlock the folder, go on.
 
 Slurm's jobs outlive the Snakemake that has sent them, and none takes them over: a second one that starts at once would
-send jobs for the same files. Run it in the workflow's folder. Snakemake gets the arguments that the killed one had, or those
-behind --.
+send jobs for the same files. Run it in the workflow's folder. Snakemake gets the arguments of the one that was started last
+here, or those behind --.
 """
 
 import argparse
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -45,8 +46,9 @@ def note_controller(folder: Path, *, slurm: bool) -> None:
 
 
 def last_note(folder: Path) -> dict[str, Any]:
-    """Return what the last Snakemake here has noted; of none, what may be true."""
-    return read_json_object(folder / NOTE) if (folder / NOTE).exists() else {"slurm": True, "arguments": GO_ON}
+    """Return what the Snakemake that was started last here has noted; of none, what may be true."""
+    found = read_json_object(folder / NOTE) if (folder / NOTE).exists() else {}
+    return {"slurm": True, "arguments": GO_ON} | found
 
 
 def living_controller(folder: Path, note: dict[str, Any]) -> str:
@@ -95,7 +97,9 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         "--gone", action="store_true", help="the Snakemake that was started on another machine is gone for sure"
     )
     parser.add_argument("--poll", type=float, default=10.0, help="seconds between two questions to Slurm")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="-- for snakemake; default: the killed one's")
+    parser.add_argument(
+        "arguments", nargs=argparse.REMAINDER, help="-- for snakemake; default: those of the one that was started last"
+    )
     options = parser.parse_args(argv)
     folder = Path.cwd()
     try:
@@ -106,12 +110,15 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         living = "" if options.gone else living_controller(folder, note)
         if living:
             raise ValueError(f"{living}; when it is gone for sure: the same command with --gone (make resume GONE=1)")
-        if note["slurm"]:
+        # Also after one that needed no Slurm: another may have sent jobs before it.
+        if note["slurm"] or shutil.which("squeue"):
             wait_for_jobs(folder, options.poll, cancel=options.cancel)
         # Not sooner: without Slurm's answer it is not sure that no job writes here.
-        subprocess.run([*SNAKEMAKE, *arguments, "--unlock"], check=True)  # of the run that they choose
+        subprocess.run([*SNAKEMAKE, "--unlock", *arguments], check=True)  # of the run that they choose
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        return 130
     print(f"going on: snakemake {join(arguments)}", flush=True)
     os.execv(sys.executable, [*SNAKEMAKE, *arguments])

@@ -196,7 +196,7 @@ class Runtime(Known):
     micro_batch: Annotated[Tokens, means("the number of rows in one forward of one rank, at most")] = 1
     attention: Annotated[str, words(*ATTENTION), means("how the draft attends; auto: the fastest that is there")] = "auto"
     save_every: Annotated[Count, means("the number of optimizer steps between checkpoints")] = 200
-    log_every: Annotated[Count, means("the number of optimizer steps between lines of metrics")] = 1
+    log_every: Annotated[Count, means("the number of optimizer steps between lines of the log; metrics.jsonl has each")] = 1
     target: Annotated[
         str,
         words(REPLICATED, PARTITIONED, TENSOR_PARALLEL),
@@ -253,9 +253,9 @@ class Runtime(Known):
 
 
 def processes_of(recipe: Any, runtime: Any, nodes: int, ranks: int) -> tuple[int, int]:
-    """Return how many of so many nodes, with so many ranks each, a stage takes, and its processes on each of them.
+    """Return the nodes that a stage takes of `nodes` with `ranks` processes each, and its own processes on each.
 
-    It takes runtime.ranks in all, which without the target is one.
+    In all it takes runtime.ranks; unset, all of them, or one on stored states.
     """
     wanted = runtime.ranks or (1 if recipe.states.source == OFFLINE else nodes * ranks)
     taken = min(nodes, -(-wanted // ranks))

@@ -37,7 +37,9 @@ TIE_FLOAT32 = 1e-4
 BEST = 8  # tokens whose logits are told at each place of the text without draft
 # Said by engines of what another try may find: no refusal of theirs.
 LACKS = re.compile(
-    r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded", re.I
+    r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded"
+    r"|free memory on device|no available memory",  # vLLM's, beside another process on the same GPU
+    re.I,
 )
 PLAIN = "plain"  # field of a journal's line that holds an answer without draft
 

@@ -65,13 +65,16 @@ class DraftOutput:
     loss: the share of the given number of labels, with the draft's gradient. llm_loss: the target's own cross entropy on the
     same tokens. agreement: share of the tokens at which draft and target prefer the same next token. Both are None where
     they are not measured. counts: whatever else the method counts, by the names that a step's metrics get, the same ones
-    in every forward of a training; they are added up over the global batch.
+    in every forward of a training; they are added up over the global batch. reached, inside: of steps asked for one by one, the
+    tokens that the agreement and the loss are means over; None: all labels.
     """
 
     loss: Tensor
     llm_loss: Tensor | None
     agreement: Tensor | None
     counts: dict[str, Tensor] = field(default_factory=dict)
+    reached: Tensor | None = None
+    inside: Tensor | None = None
 
 
 @dataclass(frozen=True)

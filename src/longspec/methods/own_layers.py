@@ -110,7 +110,8 @@ class OwnLayersTrainer(DraftTrainer):
         agreement_K = None if sums.agreements_K is None else sums.agreements_K / reached_K
         if each_step:
             target_K = None if llm_loss is None or sums.target_K is None else sums.target_K / reached_K
-            return DraftOutput(sums.losses_K / sums.inside_K.clamp_min(1), target_K, agreement_K, counts)
+            losses_K = sums.losses_K / sums.inside_K.clamp_min(1)
+            return DraftOutput(losses_K, target_K, agreement_K, counts, sums.reached_K, sums.inside_K)
         count = max(1, int(trained)) if num_labels is None else num_labels
         return DraftOutput(sums.draft / count, llm_loss, None if agreement_K is None else agreement_K[0], counts)
 

@@ -44,7 +44,7 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
     method = methods.settings_of(variant.stages[0].recipe.method.name)
     own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
     covered = {*RECIPE_ROWS, *HIDDEN, "steps"} | {key for row in own for key in row[0][0]}
-    differing = [key for key in sorted(recipes[0]) if len({str(recipe.get(key)) for recipe in recipes}) > 1]
+    differing = [key for key in sorted(set().union(*recipes)) if len({str(recipe.get(key)) for recipe in recipes}) > 1]
     rows = [(title, [_shown(recipe.get(key)) for recipe in recipes]) for key, title in RECIPE_ROWS.items()]
     if variant.stages[0].recipe.init is not None:
         rows.append(("begins with", [variant.stages[0].recipe.init, *("the stage before" for _ in variant.stages[1:])]))

@@ -31,7 +31,7 @@ from longspec.methods import measures_target
 from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
 from longspec.process_group import of_first_rank
-from longspec.shown import full_disk, one_line
+from longspec.shown import of_disk, one_line
 from longspec.train import stage_folder
 from longspec.train.arguments import Job, freeze, read_job
 from longspec.train.checkpoint import save_load
@@ -121,7 +121,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
-        log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {FLOAT32_SUMS}", ranks)
+        ways = FLOAT32_SUMS[job.recipe.optimizer.name]
+        log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {ways}", ranks)
     engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
     resumed = FRESH
     if found is not None:
@@ -248,7 +249,7 @@ def main() -> None:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     except Exception as error:
-        print(full_disk(error) or traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
+        print(of_disk(error) or traceback.format_exc().rstrip(), file=sys.stderr, flush=True)
         code = 1
     finally:
         if lease is not None:

@@ -26,7 +26,10 @@ import torch.distributed as dist
 # The published scheduler's floor, as a share of the learning rate.
 FLOOR = 1e-4
 BY_ADAMW = ("lm_head", "embed_tokens")  # matrices whose rows are tokens
-FLOAT32_SUMS = "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.deepspeed.zero_stage=3 adds them up in float32"
+FLOAT32_SUMS = {  # by optimizer
+    "adamw": "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.deepspeed.zero_stage=3 adds them up in float32",
+    MUON: "a larger runtime.micro_batch or more processes make one micro batch of them, or recipe.precision=fp32 float32",
+}
 
 
 class MuonForMatrices(torch.optim.Optimizer):

@@ -38,14 +38,14 @@ class HeldOut:
     def estimate(self, engine: Any, step: int, begin_row: Callable[[], None] = lambda: None) -> dict[str, float] | None:
         """Measure after step `step`, counted from 1, on all ranks; None where none is due. begin_row: called before each row.
 
-        acceptance_k: share of the labels at which draft and target prefer the same next token when the draft stands in step k
-        of drafting; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted as often
-        whatever the text before it; loss: the draft's in the first step, nats a label.
+        acceptance_k: share of the labels that step k of drafting reaches at which draft and target prefer the same next token;
+        none where it reaches no label; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted
+        as often whatever the text before it; loss: the draft's in the first step, nats a label.
         """
         if not self.every or (step % self.every and step != self.steps):
             return None
         began, was_training = time.perf_counter(), engine.training
-        sums = torch.zeros(self.drafted + 2, device=engine.device)  # agreements by step, loss, labels
+        sums = torch.zeros(2, self.drafted + 1, device=engine.device)  # agreements by step and loss; the labels of each
         engine.eval()
         # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
         for start in range(0, len(self.rows), self.ranks.world_size):
@@ -53,15 +53,15 @@ class HeldOut:
             sums += self._measure(engine, start + self.ranks.rank)
         engine.train(was_training)
         dist.all_reduce(sums)
-        *agreements, loss, labels = sums.tolist()
-        shares = [agreement / labels for agreement in agreements]
+        (*agreements, loss), (*reached, labels) = sums.tolist()
+        shares = [agreement / count for agreement, count in zip(agreements, reached, strict=True) if count]
         named = {f"acceptance_{number}": share for number, share in enumerate(shares, 1)}
         expected = 1 + sum(accumulate(shares, mul))
         return named | {"expected_tokens": expected, "loss": loss / labels, "seconds": time.perf_counter() - began}
 
     @torch.no_grad()
     def _measure(self, engine: Any, number: int) -> torch.Tensor:
-        """Sums of one row; zeros behind the last one."""
+        """Return the sums of one row over those labels, [2, steps + 1]; zeros behind the last row."""
         place = min(number, len(self.rows) - 1)
         row = self.rows[place]
         input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device).long()
@@ -71,5 +71,7 @@ class HeldOut:
         labels_1S = input_ids_1S.masked_fill(~is_label_1S, NO_LABEL)
         numbers_1 = torch.tensor([~place])  # as StoredStates numbers held-out rows: -1, -2, ...
         output = engine(input_ids=input_ids_1S, labels=labels_1S, row_numbers=numbers_1, **self.arguments)
-        count = is_label_1S.sum()
-        return torch.cat([output.agreement, output.loss[:1], torch.ones_like(output.loss[:1])]).float() * count
+        all_K = is_label_1S.sum().expand(self.drafted)
+        reached_K, inside_K = (all_K if found is None else found for found in (output.reached, output.inside))
+        labels = torch.cat([reached_K, inside_K[:1]]).float()
+        return torch.stack([torch.cat([output.agreement, output.loss[:1]]) * labels, labels])

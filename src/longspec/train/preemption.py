@@ -6,6 +6,7 @@ import math
 import signal
 import time
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import torch
@@ -111,5 +112,5 @@ class SkippedSteps:
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite (rows: "
                 f"{self.skipped_file}). To go on from the last checkpoint, raise runtime.max_skipped_in_a_row. Or lower "
                 "recipe.optimizer.lr, or correct the data (python -m longspec.data inspect), and train anew after: "
-                f"rm -r {self.skipped_file.with_name(CHECKPOINTS)}"
+                f"{join(['rm', '-r', str(self.skipped_file.with_name(CHECKPOINTS))])}"
             )

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from longspec.atomic_files import read_json, sha256_file, write_json
@@ -51,7 +52,7 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     if manifest["step"] < manifest["steps"]:
         raise NonRetryableError(
             f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
-            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: rm -r {folder}"
+            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: {join(['rm', '-r', str(folder)])}"
         )
     aside = folder.with_name(f"{folder.name}.{sha256_file(folder / slot / MANIFEST)[:8]}")
     folder.rename(aside)
@@ -117,5 +118,5 @@ def extract_draft(job: Job) -> None:
     command = [sys.executable, "-m", "longspec.draft", "extract", *map(str, options)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise ValueError(f"runtime.extract_at_end: {done.stderr.strip()}; mend it, then: {' '.join(command)}")
+        raise ValueError(f"runtime.extract_at_end: {done.stderr.strip()}; mend it, then: {join(command)}")
     log(done.stdout.strip())

@@ -81,11 +81,15 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
         raise ValueError(f"{target}: is in OpenVINO's format, {draft} is not; give both in this format, or neither")
     if not own_target:
         more = [] if draft is None or own_draft else ["--draft", str(draft)]
-        done = subprocess.run([sys.executable, "-m", CONVERTER, str(target), str(out), *more], check=False)
-        if done.returncode < 0:
-            sys.exit(f"error: the process that converts {target} was killed by signal {-done.returncode}")
-        if done.returncode:
-            raise ValueError(f"evaluation.engine: openvino: {target} was not converted")
+        command, last = [sys.executable, "-m", CONVERTER, str(target), str(out), *more], ""
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            for line in process.stderr or ():
+                print(line, end="", file=sys.stderr, flush=True)
+                last = line.strip() or last
+        if process.returncode < 0:
+            sys.exit(f"error: the process that converts {target} was killed by signal {-process.returncode}")
+        if process.returncode:
+            raise ValueError(f"evaluation.engine: openvino: {target} was not converted: {last.removeprefix('error: ')}")
     return (target if own_target else out / "target"), (draft if draft is None or own_draft else out / "draft")
 
 

@@ -9,6 +9,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 from longspec.atomic_files import check_files, fsync_path, read_json_object, remove, sha256_text
@@ -84,6 +85,6 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
     if damaged:
         raise ValueError(
             f"{folder}: every checkpoint slot is damaged ({'; '.join(damaged.values())}). To train this stage from its start: "
-            f"rm -r {folder}"
+            f"{join(['rm', '-r', str(folder)])}"
         )
     return None

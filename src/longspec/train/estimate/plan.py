@@ -167,6 +167,9 @@ def main(argv: list[str]) -> int:
     options = parser().parse_args(argv)
     available, rate = int(options.gpu_memory_gib * GIB), options.flops
     try:
+        files = [len(options.recipe), len(options.runtime)]
+        if files[0] != files[1]:
+            raise ValueError(f"--runtime: {files[1]} files for {files[0]} of --recipe; give one for each stage, in their order")
         pairs = zip(options.recipe, options.runtime, strict=True)
         stages = [(load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in pairs]
         config = read_target(options.target)
