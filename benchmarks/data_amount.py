@@ -1,11 +1,11 @@
 """Tokens a round by how much a draft was trained on: python benchmarks/data_amount.py [run ...]
 
-After `make smollm2` with `keep_states: true` in config/workflow.yaml (default run: smollm2-eagle3). A draft for each part of the
-stage's rows, drawn at random, each part in the next larger one, trained by the run's own recipe: as many epochs, so that half of
-the rows are half of the steps. All draft the same 48 whole questions on held-out modules, greedily, by chains of three and by
-trees of sixteen by a budget. A part is a line of results/data_amount.jsonl as soon as it is measured; the same command goes on
-behind the last, and in a training from its last checkpoint. No bars: what data buys. Intervals over questions; each part beside
-the next larger one, paired.
+After `make smollm2` with `keep_states: true` in config/workflow.yaml (default run: smollm2-eagle3). A draft for each part of
+the stage's rows, drawn at random, each part in the next larger one, trained by the run's own recipe: as many epochs, so that
+half of the rows are half of the steps. All draft the same 48 whole questions on held-out modules, greedily, by chains of three
+and by trees of sixteen by a budget. A part is a line of results/data_amount.jsonl as soon as it is measured; the same command
+goes on behind the last, and in a training from its last checkpoint. No bars: what data buys. Intervals over questions, the gain
+on the next smaller part paired.
 """
 
 import json

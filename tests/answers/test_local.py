@@ -107,10 +107,6 @@ def test_sampled_answers_hang_on_seed_record_and_turn_and_not_on_the_batch(case:
     assert sum(one[key] != other[key] for key in one) > len(one) // 2
 
 
-class KilledError(Exception):
-    pass
-
-
 def test_draws_follow_the_targets_distribution(case: Case) -> None:
     """Rows of one prompt, each with a seed of its own, against the softmax that transformers computes."""
     model = AutoModelForCausalLM.from_pretrained(case.folder, dtype=torch.float32)
@@ -128,13 +124,13 @@ def killed(case: Case, out: Path, monkeypatch: pytest.MonkeyPatch, after: int, *
 
     def counted(*given: Any) -> None:
         if left[0] == 0:
-            raise KilledError
+            raise InterruptedError
         left[0] -= 1
         answer(*given)
 
     with monkeypatch.context() as patch:
         patch.setattr(local, "answer", counted)
-        with pytest.raises(KilledError):
+        with pytest.raises(InterruptedError):
             case.make(out, **settings)
     assert not (out / "shard.json").exists()
 

@@ -59,6 +59,7 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"start_at": {"field": "c"}}, {"c": [ANSWER, SYSTEM, ASKED, ANSWER]}, [{"c": [SYSTEM, ASKED, ANSWER]}]),
 ]
 
+NESTED = [{"flatten": {"field": "a", "merge": True}}, {"flatten": {"field": "b"}}, {"filter": {"field": "b", "min": 1}}]
 FAULTS: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"rename": {"a": "b"}}, {"c": 1}, "a", "missing or"),
     ({"rename": {"a": "b"}}, {"a": 1, "b": 2}, "b", "drop it"),
@@ -74,6 +75,7 @@ FAULTS: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"filter": {"field": "a", "min": 1}}, {"a": "1"}, "a", "a number, is str"),
     ({"filter": {"field": "a", "min_characters": 1}}, {"a": 1}, "a", "text, is int"),
     ({"start_at": {"field": "a"}}, {"a": [{"role": "assistant"}]}, "a", "user message"),
+    (NESTED, {"a": [{"b": ["x"]}]}, "b", "is str (in b[0]) (in a[0])"),
 ]
 
 # The steps, and the key at fault below `data.d.align`.
@@ -104,7 +106,7 @@ def test_what_a_step_makes(step: Any, record: dict[str, Any], made: list[Any]) -
 
 @pytest.mark.parametrize(("step", "record", "field", "fact"), FAULTS)
 def test_what_a_step_cannot_work_on(step: Any, record: dict[str, Any], field: str, fact: str) -> None:
-    [fault] = run([step], record)
+    [fault] = run(step if isinstance(step, list) else [step], record)
     check(": ".join(fault), f"{field}:", fact)
 
 
@@ -112,32 +114,3 @@ def test_what_a_step_cannot_work_on(step: Any, record: dict[str, Any], field: st
 def test_settings_are_refused_with_their_key(steps: Any, key: str) -> None:
     with refused(f"data.d.align{key}:"):
         pipeline.parse("d", steps)
-
-
-def test_steps_go_on_from_each_other_and_count_what_they_did() -> None:
-    steps = pipeline.parse(
-        "d",
-        [
-            {"flatten": {"field": "chapters", "merge": True}},
-            {"flatten": {"field": "pages"}},
-            {"filter": {"field": "pages", "min_characters": 2}},
-            {"compose": {"to": "text", "template": "{book}: {title}\n{pages}"}},
-            {"select": ["text"]},
-        ],
-    )
-    book = {
-        "book": "B",
-        "chapters": [{"title": "1", "pages": ["aa", "b", "cc"]}, {"title": "2", "pages": ["dd", 5]}, {"pages": []}],
-    }
-    made = list(pipeline.apply(steps, book))
-    assert [each["text"] for each in made if isinstance(each, dict)] == ["B: 1\naa", "B: 1\ncc", "B: 2\ndd"]
-    assert made.count(None) == 1
-    assert [str(each) for each in made if isinstance(each, RecordError)] == [
-        "pages: must be text, is int (in pages[1]) (in chapters[1])",
-        "pages: is an empty list (in chapters[2])",
-    ]
-    assert [dict(each.tally) for each in steps[:3]] == [
-        {pipeline.FLATTENED: 1, pipeline.MADE: 3},
-        {pipeline.FLATTENED: 2, pipeline.MADE: 5},
-        {pipeline.FILTERED: 1},
-    ]

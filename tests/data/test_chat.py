@@ -112,15 +112,6 @@ def test_plain_chats_keep_their_text_and_what_is_trained_of_it(byte_level: Token
     assert laid_out == PLAIN_CHATS[name]
 
 
-def test_marked_answers_against_transformers(tokenizers: dict[str, Any]) -> None:
-    tokenizer = tokenizers["marked"]
-    expected = tokenizer.apply_chat_template(messages(TWO), tokenize=True, return_dict=True, return_assistant_tokens_mask=True)[
-        "assistant_masks"
-    ]
-    mask = encoded(tokenizer, TWO).answer_mask.tolist()
-    assert mask == expected[: len(mask)]
-
-
 @pytest.mark.parametrize(("name", "opened"), [("qwen3", "<think>\n"), ("r1", "")])
 def test_reasoning_within_contents_is_trained_once_behind_what_is_served(
     tokenizers: dict[str, Any], name: str, opened: str

@@ -169,26 +169,14 @@ def test_the_token_comes_from_the_environment_and_goes_nowhere_else(
         assert not path.is_file() or TOKEN.encode() not in path.read_bytes()
 
 
-def close(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-
-
-def offline(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
-def gate(server: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    server.repositories["o/n"].gated = True
-
-
 FAULTS: dict[str, tuple[Any, ...]] = {
-    "no answer": (close, "hf:o/n/data/train-*", "main", "(ConnectError"),
-    "offline": (offline, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE"),
-    "gated": (gate, "hf:o/n/data/train-*", "main", "(GatedRepoError"),
-    "no revision": (None, "hf:o/n/data/train-*", "v9", "(RevisionNotFoundError"),
-    "no split": (None, "hf:o/n:trail", "main", "'default'", "'trail'; its splits: test, train;"),
-    "no config": (None, "hf:o/n:large:train", "main", "(BuilderConfig 'large'"),
-    "a split offline": (offline, "hf:o/n:test", "main", "HF_HUB_OFFLINE"),
+    "no answer": ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "hf:o/n/data/train-*", "main", "(ConnectError"),
+    "offline": ({"HF_HUB_OFFLINE": "1"}, "hf:o/n/data/train-*", "main", "HF_HUB_OFFLINE"),
+    "gated": ({}, "hf:o/n/data/train-*", "main", "(GatedRepoError"),
+    "no revision": ({}, "hf:o/n/data/train-*", "v9", "(RevisionNotFoundError"),
+    "no split": ({}, "hf:o/n:trail", "main", "'default'", "'trail'; its splits: test, train;"),
+    "no config": ({}, "hf:o/n:large:train", "main", "(BuilderConfig 'large'"),
+    "a split offline": ({"HF_HUB_OFFLINE": "1"}, "hf:o/n:test", "main", "HF_HUB_OFFLINE"),
 }
 
 
@@ -196,9 +184,10 @@ FAULTS: dict[str, tuple[Any, ...]] = {
 def test_without_the_hub_it_says_where_to_get_the_files(
     server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    spoil, source, revision, *facts = FAULTS[case]
-    if spoil:
-        spoil(server, monkeypatch)
+    environment, source, revision, *facts = FAULTS[case]
+    server.repositories["o/n"].gated = case == "gated"
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
     with refused(f"{source}:", *facts, f"copy {out.parent}/ here") as error:
         fetch.make(source, revision, out)
     assert "\n" not in str(error.value)
@@ -207,7 +196,7 @@ def test_without_the_hub_it_says_where_to_get_the_files(
 
 def test_files_that_are_kept_are_taken_without_the_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fetch.make("hf:o/n", "main", out)
-    offline(server, monkeypatch)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert fetch.make("hf:o/n", "main", out) == first
     (out.parent / "files" / TRAIN[0]).unlink()
     with refused("hf:o/n:", "HF_HUB_OFFLINE"):

@@ -106,14 +106,8 @@ def test_tokens_kept_behind_the_end_of_a_text_are_not_counted(
 def measurer_of_words() -> ServedMeasurer:
     """A measurer that asks nothing, of a target in float32."""
     target: Any = SimpleNamespace(dtype=torch.float32)
-    return ServedMeasurer(ENGINE, "", target, {}, [0], Words(), 1, 0)
-
-
-class Words:
-    """A tokenizer of one sign a token."""
-
-    def decode(self, ids: list[int]) -> str:
-        return "".join(chr(97 + token) for token in ids)
+    words = SimpleNamespace(decode=lambda ids: "".join(chr(97 + token) for token in ids))
+    return ServedMeasurer(ENGINE, "", target, {}, [0], words, 1, 0)
 
 
 @pytest.mark.parametrize(

@@ -33,18 +33,6 @@ def make(tmp_path: Path) -> Make:
     return partial(make_draft, tmp_path)
 
 
-def fresh(settings: Settings, config: PretrainedConfig = TARGET) -> Eagle3Layer:
-    return Eagle3Layer(config, settings)
-
-
-def edit(folder: Path, **fields: Any) -> None:
-    """Change fields of config.json, those of objects in it one by one."""
-    content = read_json(folder / "config.json")
-    for name, value in fields.items():
-        content[name] = content[name] | value if isinstance(value, dict) else value
-    write_json(folder / "config.json", content)
-
-
 def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -72,7 +60,7 @@ def test_a_draft_of_all_tokens_has_no_tensors_of_a_vocabulary(make: Make) -> Non
     assert read_json(folder / "config.json")["draft_vocab_size"] == 97
     settings = METHOD.stored_settings(folder)
     assert (settings.vocabulary, settings.ids) == (None, None)
-    METHOD.load(fresh(settings), folder, TARGET, settings)
+    METHOD.load(Eagle3Layer(TARGET, settings), folder, TARGET, settings)
     assert METHOD.published({}, Settings(vocabulary=3, ids=(0, 1, 2), target_vocabulary=3)) == {}
 
 
@@ -124,7 +112,7 @@ def test_settings_come_back_and_are_those_of_the_recipe(make: Make) -> None:
     folder = make(**own)
     settings = METHOD.stored_settings(folder)
     assert settings == Settings(layers=(2, 4, 6), vocabulary=8, steps=5, decay=0.5, ids=IDS, target_vocabulary=97, **own)
-    METHOD.load(fresh(settings), folder, TARGET, eagle3.of(recipe_of(**own)))
+    METHOD.load(Eagle3Layer(TARGET, settings), folder, TARGET, eagle3.of(recipe_of(**own)))
 
 
 def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, Tensor]], Any]:
@@ -145,7 +133,7 @@ def spoil(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[dict[str, 
 def test_a_strange_tensor_is_named(make: Make, change: Any, facts: tuple[str, ...]) -> None:
     folder = make()
     settings = METHOD.stored_settings(folder)
-    layer = fresh(settings)
+    layer = Eagle3Layer(TARGET, settings)
     edit_weights(folder, change)
     before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
     with refused(folder / "model.safetensors", *facts):
@@ -157,9 +145,9 @@ def test_another_vocabulary_is_refused(make: Make) -> None:
     folder = make()
     other = Settings(layers=(2, 4, 6), vocabulary=8, ids=(*IDS[:4], 20, *IDS[5:]), target_vocabulary=97)
     with refused(f"{folder}/model.safetensors: d2t", "recipe.method.vocabulary_from"):
-        METHOD.load(fresh(other), folder, TARGET, other)
+        METHOD.load(Eagle3Layer(TARGET, other), folder, TARGET, other)
     with torch.device("meta"):
-        planned = fresh(other)
+        planned = Eagle3Layer(TARGET, other)
     METHOD.check_state(planned, load_file(folder / "model.safetensors"), "file")  # holds no numbers to compare
 
 
@@ -173,10 +161,10 @@ def test_another_vocabulary_is_refused(make: Make) -> None:
 )
 def test_strange_settings_are_refused(make: Make, fields: dict[str, Any] | None, place: str, fact: str) -> None:
     folder = make()
-    if fields is None:
-        (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))  # a target's, say
-    else:
-        edit(folder, **fields)
+    content = {"model_type": "llama"} if fields is None else read_json(folder / "config.json")  # a target's, say
+    for name, value in (fields or {}).items():
+        content[name] = content[name] | value if isinstance(value, dict) else value
+    write_json(folder / "config.json", content)
     with refused(f"{folder}{place}", fact):
         METHOD.stored_settings(folder)
 
@@ -186,7 +174,7 @@ def test_a_draft_of_another_meaning_is_neither_trained_nor_measured(make: Make) 
     wanted = eagle3.of(recipe_of(layers=[1, 4, 6], norm_output=True, sliding_window=9))
     values = {"layers": r"\(1, 4, 6\), .* \(2, 4, 6\)", "norm_output": "True, .* False", "sliding_window": "9, .* None"}
     with refused(folder, *(re.compile(f"recipe.method.{key}: [^;]* {both};") for key, both in values.items())):
-        METHOD.load(fresh(wanted), folder, TARGET, wanted)
+        METHOD.load(Eagle3Layer(TARGET, wanted), folder, TARGET, wanted)
 
 
 STEPS = 5  # of recipe_of

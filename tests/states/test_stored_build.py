@@ -33,10 +33,6 @@ def read_all(stored: Stored, *shards: Path) -> None:
     StoredStates(path, config, FLOAT32, "sdpa", rows).read(range(len(rows)))
 
 
-class KilledError(Exception):
-    """Stands for a kill."""
-
-
 @pytest.mark.parametrize("after", [0, 2])
 def test_a_killed_builder_computes_again_only_what_was_in_work(
     glide: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
@@ -48,11 +44,11 @@ def test_a_killed_builder_computes_again_only_what_was_in_work(
 
     def dying(*arguments: Any) -> bytes:
         if next(calls) == after:
-            raise KilledError
+            raise InterruptedError
         return original(*arguments)
 
     monkeypatch.setattr(building, "save", dying)
-    with pytest.raises(KilledError):
+    with pytest.raises(InterruptedError):
         killed.build()
     out = killed.folder / "0-of-1"
     assert not (out / "shard.json").exists()

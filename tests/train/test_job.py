@@ -13,15 +13,14 @@ import torch
 from safetensors.torch import load_file
 
 from longspec.config import Recipe, load
-from longspec.data import tokenize
-from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.micro_batches import StepBatches
-from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
+from tests.corpus import Corpus, questions, sentences
 from tests.jobs import Job, MakeJob, finish, kill_rank, torchrun
+from tests.train.test_held_out_estimate import make_packed
 
 pytestmark = pytest.mark.slow
 ZERO3 = ["deepspeed=zero3-offload"]
@@ -40,28 +39,6 @@ def assert_same(left: Job, right: Job) -> None:
     assert [row["loss"] for row in left.rows()] == [row["loss"] for row in right.rows()]
     assert [row["step"] for row in right.rows()] == list(range(1, len(left.rows()) + 1))
     assert not list((right.out / "extensions").iterdir())
-
-
-def pack_records(corpus: Corpus, folder: Path, records: list[dict[str, object]], collation: str) -> Path:
-    """The manifest of these records' packed rows."""
-    raw, shard, packed = write_raw(folder / "raw", records), folder / "tokens/000.json", folder / "packed/manifest.json"
-    tokenize.make(raw, corpus.tokenizer, 0, 1, shard)
-    packing.make([shard], LENGTH, collation, "split", packed)
-    return packed
-
-
-def long_problems(count: int) -> list[dict[str, object]]:
-    """Each some rows long, with an answer of a few words at the end."""
-    return [{"problem": "the cat meets the fox. " * 60, "qwq": "the fox meets the cat. "}] * count
-
-
-def labels_by_rank(rows: PackedRows, recipe: Recipe, ranks: int) -> list[list[int]]:
-    """For each step, how many labels the rows of each rank hold."""
-    shares = [StepBatches(TrainedRows(rows), recipe, 1, Ranks(rank, rank, ranks), 400) for rank in range(ranks)]
-    return [
-        [sum(count_labels(rows.find, numbers) for numbers in share.micro_batches(step)) for share in shares]
-        for step in range(recipe.steps or 0)
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +74,7 @@ def test_an_unfinished_stage_refuses_an_edit_and_goes_on_bit_by_bit(
     job.overrides = ["recipe.data.collation=longcot"]
     assert "collation: packed with base, recipe.data.collation is longcot" in job.refusal()
     job.overrides = ["recipe.optimizer.lr=2e-2"]
-    packed, job.data = job.data, pack_records(corpus, tmp_path / "other", sentences(200), "base")
+    packed, job.data = job.data, make_packed(tmp_path / "other", corpus, "base", sentences(200), [])
     before, after = (PackedRows(path).data_hash for path in (packed, job.data))
     text = job.refusal()
     assert f"data: {before} -> {after}" in text
@@ -147,7 +124,8 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
 
     Answers are of unequal lengths, and many rows hold the middle of a long problem: no label at all.
     """
-    data = pack_records(corpus, tmp_path / "sparse", [*questions(200), *long_problems(20)], "longcot")
+    long = {"problem": "the cat meets the fox. " * 60, "qwq": "the fox meets the cat. "}  # some rows, and an answer at the end
+    data = make_packed(tmp_path / "sparse", corpus, "longcot", [*questions(200), *[long] * 20], [])
     answers = ["recipe.data.collation=longcot"]
     jobs = [
         make_job("a", ["runtime.micro_batch=4", *answers]),
@@ -165,7 +143,11 @@ def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, t
     rows = PackedRows(data)
     recipe = load(jobs[0].out / "recipe.yaml", Recipe)
     for ranks in (2, 4):
-        shares = labels_by_rank(rows, recipe, ranks)
+        batches = [StepBatches(TrainedRows(rows), recipe, 1, Ranks(rank, rank, ranks), 400) for rank in range(ranks)]
+        shares = [
+            [sum(count_labels(rows.find, numbers) for numbers in one.micro_batches(step)) for one in batches]
+            for step in range(recipe.steps or 0)
+        ]
         assert sum(min(counts) == 0 < max(counts) for counts in shares) > 5, "a rank without labels beside one with labels"
         assert any(max(counts) == 0 for counts in shares), "a step without labels"
     for other in losses[1:]:

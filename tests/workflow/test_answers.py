@@ -181,14 +181,6 @@ def test_training_on_them_and_other_prompts_of_them_are_refused(asked: Settings)
     asked.refuses("config/run/demo.yaml: evaluation.tasks.cot: data.asked", "whole_questions: true", runs=["demo"])
 
 
-def test_answered_questions_are_trained_on(asked: Settings) -> None:
-    asked.edit("config/run/demo.yaml:longcot", "name: puzzles", "name: asked")
-    asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
-    plan = asked.plan(runs=["demo"])
-    assert json.loads(plan.raw_settings("asked")) == {"source": "questions", "records": 20, "held_out": 0.1}
-    assert AnswersPlan(plan).records("demo", "asked").startswith("data/answers/demo/asked/greedy-8-")
-
-
 def test_whole_questions_of_data_that_no_stage_trains_on_are_answered_by_nobody(asked: Settings) -> None:
     asked.edit(str(FILE), r"(asked: .*), shards: 1\}", r"\1, shards: 1, regenerate: {new_tokens: 8}}")
     asked.edit("config/run/demo.yaml", r"^    cot: \{.*\}", WHOLE)

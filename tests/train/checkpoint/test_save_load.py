@@ -14,10 +14,6 @@ from longspec.train.metrics import Metrics, whole_lines
 from tests.refusals import refused
 
 
-class CrashError(Exception):
-    """The machine went down."""
-
-
 def write_slot(slot: Path, step: int, *, damaged: bool = False) -> None:
     slot.mkdir(parents=True)
     (slot / "weights.pt").write_text(f"weights of step {step}")
@@ -45,14 +41,14 @@ def test_a_whole_slot_is_left_after_a_crash(
     def crashing(path: Path, target: Path) -> Path:
         calls.append(path)
         if len(calls) == crash_at:
-            raise CrashError
+            raise InterruptedError
         return rename(path, target)
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", crashing)
         try:
             checkpoint_dir.rotate(tmp_path, tmp_path / ".saving-30")
-        except CrashError:
+        except InterruptedError:
             pass
         else:
             best = 30

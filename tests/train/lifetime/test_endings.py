@@ -23,7 +23,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import ALONE
 from longspec.train import __main__ as program
 from tests.corpus import Corpus
-from tests.jobs import PLAIN, Job, MakeJob, children_of, deepspeed, finish, ranks_of, start
+from tests.jobs import PLAIN, MakeJob, children_of, deepspeed, finish, ranks_of, start
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
@@ -59,37 +59,28 @@ def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob)
     assert_same(whole, sliced)
 
 
-@pytest.fixture
-def poisoned(tmp_path: Path, target: Path, corpus: Corpus) -> tuple[Path, int, set[int]]:
-    """A target that answers one token with NaN, the token, and the rows that hold it."""
-    rows = PackedRows(corpus.packed)
-    holders: dict[int, set[int]] = {}
-    for row in range(len(rows)):
-        for token in set(rows[row].input_ids_S.tolist()):
+def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
+    make_job: MakeJob, tmp_path: Path, target: Path, corpus: Corpus
+) -> None:
+    """Under ZeRO-0, which has a way of its own; test_elastic.py has such a step under every sharding."""
+    packed, holders = PackedRows(corpus.packed), dict[int, set[int]]()
+    for row in range(len(packed)):
+        for token in set(packed[row].input_ids_S.tolist()):
             holders.setdefault(token, set()).add(row)
-    token = min(holders, key=lambda token: len(holders[token]))
+    token = min(holders, key=lambda token: len(holders[token]))  # which the target answers with NaN
     manifest = json.loads(target.read_text())
     model = AutoModelForCausalLM.from_pretrained(manifest["path"])
     with torch.no_grad():
         model.get_input_embeddings().weight[token] = float("nan")
     model.save_pretrained(tmp_path / "poisoned")
     write_json(tmp_path / "poisoned.json", manifest | {"path": str(tmp_path / "poisoned"), "files": {}})
-    return tmp_path / "poisoned.json", token, holders[token]
-
-
-def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
-    make_job: MakeJob, poisoned: tuple[Path, int, set[int]]
-) -> None:
-    """Under ZeRO-0, which has a way of its own; test_elastic.py has such a step under every sharding."""
-    manifest, _, bad_rows = poisoned
-    overrides = ["runtime.max_skipped_in_a_row=40", "deepspeed=zero0", "recipe.seed=3"]
-    job = make_job("job", overrides)
-    job.target = manifest
+    job = make_job("job", ["runtime.max_skipped_in_a_row=40", "deepspeed=zero0", "recipe.seed=3"])
+    job.target = tmp_path / "poisoned.json"
     job.run()
     skipped = [json.loads(line) for line in (job.out / "skipped.jsonl").read_text().splitlines()]
     named = {row for entry in skipped for row in entry["rows"]}
     assert named
-    assert named <= bad_rows
+    assert named <= holders[token]
     rows = job.rows()
     without_loss = {row["step"] for row in rows if row["loss"] is None}
     assert without_loss == {entry["step"] for entry in skipped}
@@ -109,14 +100,6 @@ def test_after_too_many_skipped_steps_the_advice_trains(make_job: MakeJob) -> No
     job.overrides.append("recipe.optimizer.lr=1e-3")
     assert "starting at step 0" in job.run()
     assert job.rows()[-1]["skipped"] == 0
-
-
-def launch(job: Job, *module: str) -> "subprocess.Popen[str]":
-    """As the rule starts a stage on a machine with two GPUs."""
-    options = job.command()[len(job.launcher) + 2 :]
-    launcher = [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", f"--log={job.out / 'train.log'}"]
-    job.freeze()
-    return start([*launcher, "--", *module, *options], job.out)
 
 
 def tell(pids: list[int], number: signal.Signals) -> None:
@@ -144,7 +127,10 @@ def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:
     one, two = (make_job(name, ["recipe.global_batch=2", "recipe.steps=400", "runtime.watchdog_seconds=8"]) for name in "12")
     one.freeze()
     alone = start([*PLAIN, "-m", "tests.train.lifetime.troubled", "hanging", "0", "write", *one.command()[1:]], one.out)
-    both = launch(two, "tests.train.lifetime.troubled", "hanging", "1", "data", "-m", "longspec.train")
+    two.freeze()
+    launcher = [sys.executable, "-m", "longspec.cluster", "launch", "--ranks=2", f"--log={two.out / 'train.log'}"]
+    module = ["tests.train.lifetime.troubled", "hanging", "1", "data", "-m", "longspec.train"]
+    both = start([*launcher, "--", *module, *two.command()[len(two.launcher) + 2 :]], two.out)
     texts = [finish(alone)[0], finish(both)[0] + (two.out / "train.log").read_text().rstrip()]
     assert alone.returncode != 0
     assert both.returncode == 1

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -29,18 +29,11 @@ pytestmark = pytest.mark.slow  # half a minute and more as a whole
 PACE = {"BEAT": 0.05, "STALE": 1.0, "SETTLE": 0.2}
 
 
-class EndError(Exception):
-    """Stands for the end of a process."""
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The lease's times of a test; where a process would end, an exception tells. No lease's thread outlives the test."""
     made: list[Lease] = []
     init = Lease.__init__
-
-    def end(code: int) -> NoReturn:
-        raise EndError(code)
 
     def noted(self: Lease, *arguments: Any) -> None:
         init(self, *arguments)
@@ -49,7 +42,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Lease, "__init__", noted)
     for name, seconds in PACE.items():
         monkeypatch.setattr(lease, name, seconds)
-    monkeypatch.setattr(os, "_exit", end)
+    monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)  # of a lease's thread that would have ended the process
     yield
     for one in made:
@@ -60,11 +53,6 @@ def stand_still(held: Lease) -> None:
     """From now on this lease's beat does not move."""
     held._ended.set()
     held._thread.join()
-
-
-@pytest.fixture
-def no_locks_between_machines(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
 
 
 def content(out: Path) -> dict[str, Any]:
@@ -155,8 +143,9 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
 
 
 def test_of_many_that_take_over_at_once_one_gets_it(
-    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # which other machines do not see
     monkeypatch.setattr(lease, "STALE", 0.3)
     monkeypatch.setattr(lease, "SETTLE", 1.0)
     together = threading.Barrier(4)
@@ -176,32 +165,29 @@ def test_of_many_that_take_over_at_once_one_gets_it(
 
 
 def test_a_holder_that_was_taken_for_dead_learns_it_and_touches_nothing(
-    tmp_path: Path, no_locks_between_machines: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(fcntl, "flock", lambda *_: None)
     first = acquire(tmp_path, "node1")
     stand_still(first)  # as if it were frozen
     second = acquire(tmp_path, "node2")
     stand_still(second)
     before = read(tmp_path)
-    with pytest.raises(EndError):
+    with pytest.raises(SystemExit):
         first.check()
     assert "lease.json: the holder of this folder is a job on node2" in capsys.readouterr().out
     first._ended.clear()
     with monkeypatch.context() as patch:
         patch.setattr(os, "utime", lambda _: pytest.fail("beats before it looks"))
-        with pytest.raises(EndError):
+        with pytest.raises(SystemExit):
             first._renew()
     first.release()  # to a file that is nobody's
     os.utime(first._file.fileno())  # as a last beat of one that looked just before the other came
     assert read(tmp_path) == before
     second.check()
     (tmp_path / lease.LEASE).unlink()
-    with pytest.raises(EndError):
+    with pytest.raises(SystemExit):
         second.check()
-
-
-def is_frozen(process: subprocess.Popen[str]) -> bool:
-    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 def written(job: Job) -> dict[str, tuple[int, bytes]]:
@@ -210,19 +196,15 @@ def written(job: Job) -> dict[str, tuple[int, bytes]]:
     return {str(path.relative_to(job.out)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
 
 
-def take_over(job: Job) -> Lease:
-    """Hold a job's folder from a machine that its lock does not reach."""
-    (job.out / lease.LOCK).unlink()
-    return acquire(job.out, "node2")
-
-
 def test_a_frozen_job_writes_nothing_when_it_goes_on(make_job: MakeJob) -> None:
     """Right before it commits a checkpoint. Another one has taken its folder over, and is not disturbed by it."""
     frozen, whole = (make_job(name, ["recipe.steps=8"]) for name in ("frozen", "whole"))
     frozen.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "frozen"]
     process = frozen.start()
-    frozen.wait_until(lambda: is_frozen(process), process)
-    other = take_over(frozen)
+    stat = Path(f"/proc/{process.pid}/stat")
+    frozen.wait_until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", process)
+    (frozen.out / lease.LOCK).unlink()  # from a machine that its lock does not reach
+    other = acquire(frozen.out, "node2")
     stand_still(other)
     before = written(frozen)
     process.send_signal(signal.SIGCONT)
