@@ -2,13 +2,15 @@
 src/longspec/workflow/paths.py; each job has a log in logs/.
 """
 
+import sys
 from collections import defaultdict
 from pathlib import Path
 
+from snakemake.settings.enums import RerunTrigger
 from snakemake.utils import min_version
 
 from longspec.cluster.resume import note_controller
-from longspec.workflow.jobs.resources import check_block
+from longspec.workflow.jobs.resources import check_call
 from longspec.workflow.plan import check_frozen, freeze_runtime
 
 min_version("9.19")
@@ -40,12 +42,11 @@ onstart:
         planned[job.rule.name].append(job)
     slurm = hasattr(workflow.executor_settings, "init_seconds_before_status_checks")
     with one_line_errors():
+        given = workflow.rerun_triggers != RerunTrigger.all()
+        check_call(sys.argv, policy=given, slurm=slurm)
         for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)
-        if slurm:
-            for name, block in {"train": TRAIN, **DECODING}.items():
-                check_block(name, block)
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
         freeze_runtime(job.params.out, text)

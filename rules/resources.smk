@@ -8,16 +8,14 @@ from snakemake.resources import Resource
 from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
 
 
-def resources_of(rule):
-    """Return set-resources of a rule in the profile. Snakemake (9.27) has no public name for them; not reported."""
-    given = workflow.resource_settings._parsed_overwrite_resources.get(rule, {})
-    return {name: str(value.raw) for name, value in given.items()}
-
-
-TRAIN = resources_of("train")
+# What the profile sets for `train`. Snakemake (9.27) has no public name for it; not reported.
+GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
 with one_line_errors():
-    LIMITS = limits_of(TRAIN)
+    LIMITS = limits_of({name: str(value.raw) for name, value in GIVEN.items()})
 NEEDS = StageNeeds(LIMITS)
+if workflow.is_main_process:
+    for line in NEEDS.missing(PLAN.configs):
+        logger.warning(line)
 
 
 def asked_stage(wildcards):
@@ -34,7 +32,6 @@ def share_of(name, given):
     return Resource(name, asked_for, raw=given.raw)
 
 
-GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
 for each in NEEDS.SHARED:
     if each in GIVEN:
         GIVEN[each] = share_of(each, GIVEN[each])
@@ -51,9 +48,6 @@ def gpus_of(wildcards, resources):
 
 
 # Jobs that decode with a target: one process, or as many as `ranks` of the profile says, which split the target.
-DECODING = {name: resources_of(name) for name in ("evaluate", "answer")}
-
-
 def decoding_ranks(wildcards, resources):
     """Return the ranks of a measurement; of `snakemake serves` another engine is one process."""
     return 1 if wildcards.drafter in ENGINES else resources.ranks

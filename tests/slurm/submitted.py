@@ -24,7 +24,7 @@ from tests.workflow.planning import Workflow
 STAGE = "results/demo/sinkpi-slicing/base"
 TARGET_RULE = f"{STAGE}/checkpoint.json"
 LOG = "logs/train/demo/sinkpi-slicing/base"
-CLUSTER = ["--profile", "slurm", "--workflow-profile", "tests/slurm/profile"]
+CLUSTER = ["--profile", "slurm", "--profile", "tests/slurm/profile"]
 SECONDS = 600
 
 

@@ -9,7 +9,7 @@ from longspec.config import compose_stage
 from longspec.workflow.jobs.resources import (
     Limits,
     StageNeeds,
-    check_block,
+    check_call,
     gpus_in,
     limits_of,
     with_gpus,
@@ -34,14 +34,14 @@ def test_limits_are_those_of_the_profile_or_the_rules_own() -> None:
         limits_of({"ranks": "8", "gres": "gpu:h100:4"})
 
 
-def test_a_block_that_the_command_line_took_away_is_missed() -> None:
-    for rule in ("train", "evaluate"):
-        check_block(rule, {})
-        check_block(rule, {"slurm_partition": "gpu", "ranks": "8"})
-    check_block("train", {"ranks": "8", "gres": "gpu:h100:8"})
-    for rule, block in (("train", {"slurm_partition": "h100"}), ("evaluate", {"ranks": "2"})):
-        with refused(f"--set-resources {rule}:{next(iter(block))}=...", "profiles/slurm/profile.yaml", "--workflow-profile"):
-            check_block(rule, block)
+def test_a_call_that_takes_the_place_of_a_profiles_settings_is_refused() -> None:
+    check_call(["--profile", "slurm", "--set-resource-scopes", "gpu_jobs=global"], policy=True, slurm=True)
+    check_call(["--set-resources", "train:ranks=4"], policy=True, slurm=False)
+    for words in (["--set-resources", "train:ranks=4"], ["--set-resources=dequantize_target:mem_mb=320000"]):
+        with refused("--set-resources", "profiles/slurm/profile.yaml", "--profile COPY"):
+            check_call(words, policy=True, slurm=True)
+    with refused("rerun-triggers", "profiles/default", "--workflow-profile", "--profile"):
+        check_call([], policy=False, slurm=False)
 
 
 GPUS = [("", 0), ("gpu", 1), ("gpu:8", 8), ("gpu:h100:4", 4), ("nvme:2,gpu:a100_80gb:2", 2), ("shard:3", 0)]
@@ -73,6 +73,7 @@ def test_a_stage_has_as_many_processes_as_its_run_says(
     OmegaConf.set_readonly(config, False)
     config.recipe.global_batch, config.recipe.states.source, config.runtime.ranks = batch, source, wanted
     assert StageNeeds(Limits(nodes=2, ranks=8)).processes(config) == shape
+    assert bool(StageNeeds(Limits(nodes=2, ranks=8)).missing({("run", "glide", "base"): config})) == (wanted == 64)
 
 
 def test_a_smaller_job_asks_for_a_gpu_a_process_and_two_tasks(config: Any) -> None:

@@ -56,6 +56,8 @@ def send(built: Workflow, *more: str) -> str:
 
 
 def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
+    assert "--profile COPY" in send(built, "--set-resources", "dequantize_target:mem_mb=320000")
+    assert "profiles/default" in send(built, "--workflow-profile", "none")
     text = send(built)
     words = asked(slurm)
     wanted = ["--nodes=1", "--gres=gpu:8", "--ntasks-per-node=8", "--cpus-per-task=8", "--no-requeue"]

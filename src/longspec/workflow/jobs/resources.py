@@ -1,11 +1,12 @@
 """The resources that a stage's job asks a cluster for: processes that can share its batch, and their share of a node."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from longspec.config import processes_of
+from longspec.workflow.choices import Stage
 
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
 GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
@@ -38,16 +39,20 @@ def limits_of(block: Mapping[str, str]) -> Limits:
     return limits
 
 
-def check_block(rule: str, block: Mapping[str, str]) -> None:
-    """Raise ValueError for a profile's block whose place the command line has taken, with a GPU's job in it.
+def check_call(words: Sequence[str], *, policy: bool, slurm: bool) -> None:
+    """Raise ValueError for a call whose options take the place of what no call may lose of a profile.
 
-    A block of `train` always has ranks; the others may, and have more than a user would set by hand.
+    policy: whether any rerun-triggers are given; without them Snakemake takes all.
     """
-    taken = "ranks" not in block if rule == "train" else block.keys() <= {"gres", "ranks"}
-    if block and taken:
+    if not policy:
         raise ValueError(
-            f"--set-resources {rule}:{next(iter(block))}=... takes the place of all that the profile sets for {rule}, GPUs "
-            "included. Change profiles/slurm/profile.yaml instead, or give a folder with another one: --workflow-profile"
+            "rerun-triggers: those of profiles/default are missing, and a changed line of code would train finished stages again. "
+            "--workflow-profile takes its place: give your own folder as --profile instead"
+        )
+    if slurm and any(word.partition("=")[0] == "--set-resources" for word in words):
+        raise ValueError(
+            "--set-resources takes the place of all that a profile sets for any rule, GPUs included. Change "
+            "profiles/slurm/profile.yaml instead, or a copy of its folder, and give that: --profile COPY"
         )
 
 
@@ -89,3 +94,13 @@ class StageNeeds:
     def memory(self, config: Any) -> int:
         """MB of each node: the share of its processes."""
         return self.limits.node_mem * self.processes(config)[1] // self.limits.ranks
+
+    def missing(self, configs: Mapping[Stage, Any]) -> list[str]:
+        """Return a line for each run that has fewer processes than its runtime.ranks."""
+        most = self.limits.nodes * self.limits.ranks
+        wanted = {run: config.runtime.ranks for (run, _, _), config in configs.items() if (config.runtime.ranks or 0) > most}
+        return [
+            f"{run}: runtime.ranks: {ranks}, but a stage has at most {most} here; more on one machine: --set-resources "
+            f"train:ranks={ranks}; on Slurm: ranks of train in profiles/slurm/profile.yaml"
+            for run, ranks in wanted.items()
+        ]
