@@ -5,7 +5,12 @@ from functools import partial
 
 from snakemake.resources import Resource
 
-from longspec.workflow.jobs.resources import StageNeeds, gpus_in, limits_of
+from longspec.workflow.jobs.resources import (
+    STAGE_THREADS,
+    StageNeeds,
+    gpus_in,
+    limits_of,
+)
 
 
 # What the profile sets for `train`. Snakemake (9.27) has no public name for it; not reported.

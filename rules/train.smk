@@ -58,7 +58,7 @@ rule train:
     log:
         "logs/train/{run}/{variant}/{stage}.log",
     priority: 1
-    threads: 2
+    threads: STAGE_THREADS
     resources:
         **NODE_JOB,
         gres="",

@@ -39,7 +39,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> Callable[[Workflow], None]:
     return within
 
 
-def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longspec: Any) -> None:
+def test_a_new_run_is_written_and_planned(
+    workflow: Workflow, called: Any, longspec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     called(workflow)
     for name in ("inputs", "my-llama"):
         (workflow.folder / name).mkdir()
@@ -49,13 +51,13 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longs
     code, text = longspec(*asked)
     assert code == 0, text
     assert "results/mine/ttt/train: is trained\n" in text
-    *_, jobs, target, data, time, memory, disk = text.splitlines()
+    *_, jobs, target, data, time, memory, disk, command = text.splitlines()
     assert "by the rules " in jobs
     assert target == "target: llama, 8 layers, 1,000 tokens, 512 positions"
     assert data == "data: about 23 tokens, at 4 bytes each: 8 rows of 512 tokens"
-    assert re.fullmatch(r"time: \d+ steps, about .* on \d+ threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)
+    assert re.fullmatch(r"time: \d+ steps, about .* on [12] threads of this processor \(\d+\.\d\d TFLOP/s measured\); .*", time)
     assert re.fullmatch(r"memory: \S+ GiB of each process, of \S+ GiB that this machine has: (fits|DOES NOT FIT: .*)", memory)
-    assert disk.startswith("disk: ")
+    assert (disk.startswith("disk: "), command) == (True, "train it: longspec train mine.yaml")
     assert re.match(
         r"# yaml-language-server: \$schema=/.*/config/run\.schema\.json\n", (workflow.folder / "mine.yaml").read_text()
     )
@@ -64,7 +66,13 @@ def test_a_new_run_is_written_and_planned(workflow: Workflow, called: Any, longs
     check(text, "error: mine.yaml", "edit it", "another name")
     assert (code, text.count("\n")) == (1, 1)
     Path("chats.jsonl.gz").touch()
-    assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-1].startswith("time and disk: not known bef")
+    assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-2].startswith("time and disk: not known bef")
+    monkeypatch.setattr(new, "memory_of", lambda device: 2**40)
+    for gpus, ranks in ((1, 1), (6, 4), (16, 8)):  # of the eight rows of a step
+        monkeypatch.setattr(new.torch.cuda, "device_count", partial(int, gpus))
+        *_, time, _, _, told = new.cost_lines(Path("mine.yaml"), "my-llama", "inputs/*.jsonl")
+        assert f" on {ranks} of {gpus} GPUs" in time
+        assert told == command + f" --set-resources train:ranks={ranks}" * (ranks > 1)
     (workflow.folder / "mine.yaml").write_text("target: my-llama\ndtaa: {}\n")
     code, text = longspec("plan", "mine.yaml")
     assert (code, len(text.splitlines())) == (1, 1)

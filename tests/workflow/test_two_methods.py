@@ -105,6 +105,17 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
     assert drafts == {f"results/borrower/{name}/final_draft" for name in ("short", "ttt")}
     glide = settings.plan(runs=["last"]).taken_vocabulary("last", "ttt", str(SIZE))
     assert glide == [f"results/demo/sinkpi-slicing/draft_vocabulary_{SIZE}.json"]
+    folder = settings.folder / "else"  # a file with data of its own, by its path, as a chosen run, and by the one beside it
+    folder.mkdir()
+    (folder / "own.jsonl").write_text('{"text": "a"}\n')
+    text = (settings.folder / "config/run/lender.yaml").read_text().replace("name: puzzles,", "name: own,")
+    (folder / "apart.yaml").write_text(f"{text}data: {{own: else/own.jsonl}}\n")
+    for name, runs in (("else/apart.yaml", ["borrower"]), ("apart", ["else/apart.yaml", "borrower"])):
+        another(settings, "borrower", vocabulary_from=name)
+        taken = settings.plan(runs=runs).taken_vocabulary("borrower", "ttt", str(SIZE))
+        assert taken == [f"results/apart/ttt/draft_vocabulary_{SIZE}.json"]
+    (settings.folder / "config/run/borrower.yaml").rename(folder / "beside.yaml")
+    assert settings.plan(runs=["else/beside.yaml"]).known_runs == ["beside", "apart"]
 
 
 KEY, LENT = "run 'demo-eagle3', variant 'ttt'", "recipe.method.vocabulary_from"

@@ -2,16 +2,19 @@
 
 import argparse
 import json
+import os
 import time
 from contextlib import suppress
 from pathlib import Path
+from shlex import join
+from typing import Any
 
 import torch
 import yaml
 
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
-from longspec.config import CONFIG_DIR
+from longspec.config import CONFIG_DIR, processes_of
 from longspec.config.names import HUB_PREFIX
 from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import facts_of
@@ -21,11 +24,13 @@ from longspec.engines import VLLM
 from longspec.shown import duration
 from longspec.train.estimate.memory import estimate, gib, memory_of, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
+from longspec.workflow.jobs.resources import STAGE_THREADS
 
 TEMPLATE = """\
 # yaml-language-server: $schema={schema}
 # {comment}
-# All keys: docs/configuration.md. What would run: longspec plan {file}. Train it: longspec train {file}
+# All keys: docs/configuration.md. What would run: longspec plan {file}
+# Train it: longspec train {file}; by several GPUs: docs/one-box.md
 target: {target}
 data: {{chats: {data}}}
 method: {method}
@@ -82,22 +87,24 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     facts = facts_of(target, path)
     sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
     told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
-    lines = [f"target: {facts.family}{told}"]
+    config, gpus = next(iter(plan_of(str(path)).configs.values())), torch.cuda.device_count()
+    ranks = ranks_for(config, gpus)
+    command = ["longspec", "train", str(path), *(["--set-resources", f"train:ranks={ranks}"] if ranks > 1 else [])]
+    end, lines = f"train it: {join(command)}", [f"target: {facts.family}{told}"]
     files = [] if is_hub(data) or is_made(data) else source_files.files_of(data)
     if not files or any(source_files.kind_of(file) not in PLAIN for file in files):
-        return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed"]
+        return [*lines, "time and disk: not known before data of the hub, Parquet and compressed files are packed", end]
     size = sum(file.stat().st_size for file in files)
-    config = next(iter(plan_of(str(path)).configs.values()))
     recipe, length = config.recipe, config.recipe.data.sequence_length
     rows = max(recipe.global_batch, size // BYTES // length)
     lines.append(f"data: about {size // BYTES:,} tokens, at {BYTES} bytes each: {rows:,} rows of {length:,} tokens")
     try:
         read = read_target(target.removeprefix(HUB_PREFIX))
     except ValueError as error:
-        return [*lines, f"time and memory: known once the target is here ({error})"]
-    ranks, device = max(1, torch.cuda.device_count()), torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return [*lines, f"time and memory: known once the target is here ({error})", end]
+    device = torch.device("cuda" if gpus else "cpu")
     planned = plan_stage(read, recipe, config.runtime, [whole_rows(rows, length)], ranks, device)
-    rate, machine = _machine()
+    rate, machine = _machine(ranks, gpus)
     needed, there = peak(estimate(planned.setup)), memory_of(device)
     each, owner = ("GPU", "it") if device.type == "cuda" else ("process", "this machine")
     fits = "fits" if needed <= there else "DOES NOT FIT: docs/large-targets.md"
@@ -107,17 +114,27 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
         "evaluation come on top",
         f"memory: {gib(needed)} of each {each}, of {gib(there)} that {owner} has: {fits}",
         f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
+        end,
     ]
 
 
-def _machine() -> tuple[float, str]:
+def ranks_for(config: Any, gpus: int) -> int:
+    """Return the processes that a stage is trained by: one, or as many of these GPUs as can share its batch."""
+    tried = (processes_of(config.recipe, config.runtime, 1, number)[1] for number in range(1, max(1, gpus) + 1))
+    return max(ranks for ranks in tried if config.recipe.global_batch % ranks == 0)
+
+
+def _machine(ranks: int, gpus: int) -> tuple[float, str]:
     """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
-    if torch.cuda.is_available():
-        return TYPICAL_FLOPS, f"{torch.cuda.device_count()} GPUs that each do {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s"
+    if gpus:
+        return TYPICAL_FLOPS, f"{ranks} of {gpus} GPUs, each taken for one of {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s"
+    own, threads = torch.get_num_threads(), min(STAGE_THREADS, os.cpu_count() or 1)
+    torch.set_num_threads(threads)
     square = torch.ones(SIZE, SIZE)
     square @ square
     began = time.perf_counter()
     for _ in range(4):
         square @ square
     rate = 4 * 2 * SIZE**3 / (time.perf_counter() - began)
-    return rate, f"{torch.get_num_threads()} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"
+    torch.set_num_threads(own)
+    return rate, f"{threads} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"

@@ -10,7 +10,7 @@ from longspec import methods
 from longspec.cluster import stages
 from longspec.cluster.resume import SNAKEMAKE
 from longspec.config import compose_stage, differences, plain, yaml_files
-from longspec.config.run_file import CONFIG_DIR, SUFFIX, default_method, read_run
+from longspec.config.run_file import CONFIG_DIR, default_method, name_of, read_run
 from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
@@ -103,7 +103,7 @@ def _cost(folder: Path, steps: int | None) -> str:
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
-    results, steps = Path("results") / _name(options), dict[str, int]()
+    results, steps = Path("results") / name_of(options.run), dict[str, int]()
 
     def look() -> None:
         with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
@@ -128,15 +128,11 @@ def progress(results: Path, told: dict[str, int]) -> list[str]:
     return found
 
 
-def _name(options: Namespace) -> str:
-    """Return a run's name: that of its file."""
-    return Path(options.run).stem if options.run.endswith(SUFFIX) else str(options.run)
-
-
 def report(options: Namespace) -> int:
     """Print what a finished run says. Raises ValueError where there is no report yet."""
-    told = ending.lines(_name(options), options.run)
+    name = name_of(options.run)
+    told = ending.lines(name, options.run)
     if not told:
-        raise ValueError(f"results/{_name(options)}/report.json: no such file; make it first: longspec train {options.run}")
+        raise ValueError(f"results/{name}/report.json: no such file; make it first: longspec train {options.run}")
     print("\n".join(told))
     return 0

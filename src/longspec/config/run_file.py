@@ -16,7 +16,7 @@ from longspec.config import yaml_files
 from longspec.config.faults import check, did_you_mean, faults_in
 from longspec.config.names import BASELINES, IMPORTED, WITH_LOOKUP, checked_name, readable_name
 from longspec.config.target_facts import NotKnownError, TargetFacts, facts_of
-from longspec.config.typed import Keys, Once, Text, words
+from longspec.config.typed import Keys, Once, Text, sections, words
 
 FOLDER = "run"
 SUFFIX = ".yaml"
@@ -24,6 +24,8 @@ TRAIN = "train"  # the stage of a run with one data set, and the numbers of a st
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
 Section = dict[str, Any]
+OfRecipe = Annotated[Section, sections("model", "data", "method", "draft", "optimizer", "states")]
+OfRuntime = Annotated[Section, sections("deepspeed")]
 
 
 class StageFile(Keys):
@@ -35,8 +37,8 @@ class StageFile(Keys):
     data: Text | dict[str, Any] | None = Field(
         None, description="the data set that it trains on, or several with their shares; in place of recipe.data.name"
     )
-    recipe: Section = Field({}, description="what decides its weights")
-    runtime: Section = Field({}, description="how it is trained")
+    recipe: OfRecipe = Field({}, description="what decides its weights")
+    runtime: OfRuntime = Field({}, description="how it is trained")
 
 
 class RunFile(Keys):
@@ -60,8 +62,8 @@ class RunFile(Keys):
     final: Annotated[str, words("best", "last")] = Field(
         "best", description="the published stage: chosen by acceptance, or the last"
     )
-    recipe: Section = Field({}, description="what decides the weights, of all stages")
-    runtime: Section = Field({}, description="how all stages are trained")
+    recipe: OfRecipe = Field({}, description="what decides the weights, of all stages")
+    runtime: OfRuntime = Field({}, description="how all stages are trained")
     build: Section = Field({}, description="a target that is built here")
     evaluation: Section = Field(
         {}, description="how its drafts are measured; each key stands in place of that of config/workflow.yaml"
@@ -88,7 +90,6 @@ class RunFile(Keys):
 class Run:
     """A run by its name, the path of its file, and all that it says."""
 
-    given: str  # its name, or its file's path
     name: str
     path: Path
     says: RunFile
@@ -127,7 +128,12 @@ def read_run(run: str, folders: Sequence[Path]) -> Run:
                 f"stages: {{{TRAIN}: {{data: {{{mix}}}}}}}"
             )
         says = says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
-    return Run(run, path.stem, path, says)
+    return Run(path.stem, path, says)
+
+
+def name_of(run: str) -> str:
+    """Return the name of a run that is given by it, or by the path of its file."""
+    return Path(run).stem if run.endswith(SUFFIX) else run
 
 
 def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Path:

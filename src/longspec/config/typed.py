@@ -54,6 +54,12 @@ def checked_as(kind: Any) -> Any:
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
+def sections(*known: str) -> Any:
+    """Allow a mapping of any keys, of which these hold mappings."""
+    below = {name: core_schema.typed_dict_field(core_schema.dict_schema(), required=False) for name in known}
+    return GetPydanticSchema(lambda _, __: core_schema.typed_dict_schema(below, extra_behavior="allow"))
+
+
 def means(help_text: str) -> Any:
     """Give a key its help: a sentence that completes "it is ..."."""
     return Field(description=help_text)

@@ -53,7 +53,7 @@ class LayerShape:
     ] = None
     vocabulary: Vocabulary = None
     vocabulary_from: Annotated[
-        Text | None, means("another run, whose vocabulary is taken; null: counted on this run's rows")
+        Text | None, means("another run, by name or path, whose vocabulary is taken; null: counted on this run's rows")
     ] = field(default=None, metadata={"stored": False})
     sliding_window: Annotated[
         Tokens | None, means("the number of keys that its self attention sees, the query's own among them; null: all")

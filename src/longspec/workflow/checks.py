@@ -4,12 +4,13 @@ What can be wrong is found here, before there is a graph: an error inside a func
 goes unseen whenever the job's output already exists. Each message names the key and the fix.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from longspec import methods
 from longspec.config import CONFIG_DIR, faults
-from longspec.config.run_file import SUFFIX, read_run
+from longspec.config.run_file import Run, name_of
 from longspec.data import presets
 from longspec.engines import ENGINES, OURS
 from longspec.measure import tasks
@@ -24,11 +25,12 @@ from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Plan:
     """All choices of the settings, composed. Raises ValueError for the first that is wrong."""
-    settings = _checked_settings(data_of_runs(settings, config_dir))
-    for name in settings["variants"]:
+    shared = _checked_settings(settings)
+    for name in shared["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
-    files, variants, configs = runs.with_lenders(settings["runs"], settings["variants"], config_dir)
-    settings["runs"] = [Path(run).stem if run.endswith(SUFFIX) else run for run in settings["runs"]]
+    files, variants, configs = runs.with_lenders(shared["runs"], shared["variants"], config_dir)
+    settings = _checked_settings(data_of_runs(settings, files.values()))
+    settings["runs"] = [name_of(run) for run in settings["runs"]]
     runs.check_models(configs)
     for run in settings["runs"]:
         with faults.faults_in(files[run].file):
@@ -61,21 +63,13 @@ def check_prompts(plan: Plan) -> None:
         datasets.check_prompts(each.tasks, each.file_of("tasks"))
 
 
-def data_of_runs(settings: dict[str, Any], config_dir: Path) -> dict[str, Any]:
-    """The settings with the data sets of the chosen runs' own files beside those of config/workflow.yaml.
+def data_of_runs(settings: dict[str, Any], known: Iterable[Run]) -> dict[str, Any]:
+    """Return the settings with the data sets of the known runs' own files beside those of config/workflow.yaml.
 
-    Raises ValueError, with the run's file, for one that is wrong, and for a name that stands for two data sets.
+    Raises ValueError, with the run's file, for a name that stands for two data sets.
     """
-    chosen = [settings["run"]] if "run" in settings else settings.get("runs")
-    data, given = settings.get("data"), chosen if isinstance(chosen, list) else []
-    if not isinstance(data, dict):
-        return settings
-    data = dict(data)
-    for name in filter(lambda run: isinstance(run, str), given):
-        try:
-            run = read_run(name, [config_dir])
-        except ValueError:
-            continue  # told with the runs
+    data = dict(settings["data"])
+    for run in known:
         with faults.faults_in(run.file):
             for dataset, entry in datasets.entries_of(run.says.data).items():
                 if data.setdefault(dataset, entry) != entry:

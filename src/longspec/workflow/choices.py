@@ -7,7 +7,7 @@ from typing import Any
 from longspec import methods
 from longspec.config.checks import BUILT
 from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
-from longspec.config.run_file import Run
+from longspec.config.run_file import Run, name_of
 from longspec.config.schema import mix_of
 from longspec.config.typed import OF_STAGE
 from longspec.data.raw import is_hub
@@ -127,7 +127,8 @@ class Choices:
         other = methods.vocabulary_lender(self.first_recipe(run, variant))
         if other is None:
             return None
-        return other, variant if variant in self.variants[other] else self.variants[other][0]
+        variants = self.variants[name := name_of(other)]
+        return name, variant if variant in variants else variants[0]
 
     # Which datasets are used for what.
 

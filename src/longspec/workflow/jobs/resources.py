@@ -10,6 +10,7 @@ from longspec.workflow.choices import Stage
 
 # Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
 GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
+STAGE_THREADS = 2  # cores of a stage's job, at most, which its processes share
 
 
 @dataclass(frozen=True)

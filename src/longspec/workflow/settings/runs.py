@@ -36,14 +36,9 @@ def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise
         raise ValueError(f"{key}: there is no config/{group}/{name}.yaml; {did_you_mean(str(name), known)}{otherwise}")
 
 
-def run_of(run: str, config_dir: Path, named: str) -> Run:
-    """Return a run by its name or path. named: the key that names it.
-
-    Raises ValueError for a run that is none, and for what it names and there is none of.
-    """
-    with faults_in(named):
-        path_of(run, [config_dir])
-    found = read_run(run, [config_dir])
+def run_of(path: Path, config_dir: Path) -> Run:
+    """Return the run of a file. Raises ValueError for what it names and there is none of."""
+    found = read_run(str(path), [config_dir])
     says, source = found.says, source_of(found, [config_dir])
     with faults_in(found.file):
         if not says.stages:
@@ -67,7 +62,7 @@ def run_of(run: str, config_dir: Path, named: str) -> Run:
 def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
     """Return one composed configuration. Raises ValueError with the choices that lead to the one at fault."""
     with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
-        return compose_stage(run.given, variant, stage, config_dir)
+        return compose_stage(str(run.path), variant, stage, config_dir)
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
@@ -181,12 +176,18 @@ def with_lenders(
     files: dict[str, Run] = {}
     variants_in: dict[str, list[str]] = {}
     configs: dict[Stage, object] = {}
-    todo = [("runs", run) for run in chosen]
+    todo: list[tuple[str, str, Path | None]] = [("runs", run, None) for run in chosen]
     while todo:
-        key, given = todo.pop(0)
-        run = run_of(given, config_dir, key)
+        key, given, beside = todo.pop(0)
+        try:
+            path = path_of(given, [config_dir], beside)
+        except ValueError as error:
+            if given in files:  # chosen, from another folder
+                continue
+            raise ValueError(f"{key}: {error}") from None
+        run = run_of(path, config_dir)
         if run.name in files:
-            if run.path != files[run.name].path:
+            if not path.samefile(files[run.name].path):
                 raise ValueError(f"{key}: {given}: another run has this name, {files[run.name].file}; rename one of the files")
             continue
         files[run.name], variants_in[run.name] = run, variants_of(run) or variants
@@ -196,7 +197,7 @@ def with_lenders(
             configs |= own
             lender = methods.vocabulary_lender(next(iter(own.values())).recipe)
             if lender is not None:
-                todo.append((LENDER.format(run.name, variant), lender))
+                todo.append((LENDER.format(run.name, variant), lender, run.path.parent))
     return files, variants_in, configs
 
 
