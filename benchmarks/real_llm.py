@@ -10,8 +10,8 @@ draws than the report's, greedy, one at a time on two threads, each way by its `
 
 Seconds are those behind the prompt's forward; `whole`: of whole calls. speed: tokens a second over those of plain decoding.
 acceptance_length: tokens for each forward of the target after the prompt's; intervals over questions, paired. 48 questions in
-bfloat16 where the processor has instructions for it, where texts may part at a near-tie; 8 of them in float32, where every token
-is held against plain decoding: a difference that is no near-tie is a fault. Bars in the faster dtype: the best draft alone 3.0
+bfloat16 where the processor has instructions for it, where texts may part at a near-tie; 8 in float32, where every token is
+held against plain decoding: a difference that is no near-tie is a fault. Bars in the faster dtype: the best draft alone 3.0
 tokens a round and 1.8 times plain decoding's speed, with lookup 2.1 times.
 """
 

@@ -142,9 +142,7 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     )
 
 
-def test_of_many_that_take_over_at_once_one_gets_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_many_that_take_over_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # which other machines do not see
     monkeypatch.setattr(lease, "STALE", 0.3)
     monkeypatch.setattr(lease, "SETTLE", 1.0)

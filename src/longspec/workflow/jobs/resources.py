@@ -47,8 +47,8 @@ def check_call(words: Sequence[str], *, policy: bool, slurm: bool) -> None:
     """
     if not policy:
         raise ValueError(
-            "rerun-triggers: those of profiles/default are missing, and a changed line of code would train finished stages again. "
-            "--workflow-profile takes its place: give your own folder as --profile instead"
+            "rerun-triggers: those of profiles/default are missing: a changed line of code would train finished stages again. "
+            "--workflow-profile takes their place; give your own folder as --profile instead"
         )
     if slurm and any(word.partition("=")[0] == "--set-resources" for word in words):
         raise ValueError(
