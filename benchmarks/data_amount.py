@@ -10,6 +10,7 @@ on the next smaller part paired.
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,8 @@ def draft_of(run: str, part: int) -> tuple[Path, Path]:
     given[given.index("--out") + 1] = str(out)
     if not (out / "checkpoint.json").exists():
         subprocess.run([sys.executable, __file__, "--part", str(part), *given], check=True)
+    for name in ("recipe.yaml", "runtime.yaml"):
+        shutil.copy(stage / name, out / name)
     named = [name for name in ("--target", "--data", "--vocabulary") if name in given]
     files = [word for name in named for word in (name, given[given.index(name) + 1])]
     extract = [sys.executable, "-m", "longspec.draft", "extract", str(out / "checkpoint.json"), "--out", str(out / "draft")]

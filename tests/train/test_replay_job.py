@@ -14,7 +14,7 @@ from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
-from longspec.train.arguments import read_job
+from longspec.train.arguments import freeze, read_job
 from longspec.train.setup import open_rows, open_stored
 from tests.corpus import Corpus, questions, sentences
 from tests.jobs import PLAIN, RECIPE, Job, finish, kill_all, torchrun
@@ -58,6 +58,7 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
     with refused("--replay", "recipe.data.replay names base,", "is nothing;", "--replay STAGE=PATH", "manifest.json"):
         open_rows(job)
     by_name = read_job(options(corpus, tmp_path, f"+files.replay.base={earlier}"), ONE)
+    freeze(by_name)
     frozen = [f"--{name}={tmp_path}/{name}.yaml" for name in ("recipe", "runtime")]
     files = [*frozen, "--target=t.json", f"--data={corpus.packed}", f"--out={tmp_path}"]
     by_file = read_job([*files, "--replay", f"base={earlier}"], ONE)

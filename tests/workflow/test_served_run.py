@@ -36,13 +36,13 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The calls of Snakemake, which measures and ends well, and of what this process becomes."""
     made: list[Any] = []
 
-    def measure(words: list[str]) -> Any:
-        made.append(words)
+    def measure(*words: str) -> int:
+        made.append([*words])
         run = words[words.index("--config") + 1].removeprefix("run=")
         write_json(Path(f"results/{run}/serves.json"), {"variants": dict.fromkeys(("ttt", "sinkpi-slicing"), MEASURED)})
-        return SimpleNamespace(returncode=0)
+        return 0
 
-    monkeypatch.setattr(serve, "subprocess", SimpleNamespace(run=measure))
+    monkeypatch.setattr(serve, "snakemake", measure)
     monkeypatch.setattr(serve.os, "execve", lambda *given: made.append(given))
     monkeypatch.setattr(serve.torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv(V2, "1")

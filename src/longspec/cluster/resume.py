@@ -8,7 +8,6 @@ here, or those behind --.
 import argparse
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -110,9 +109,11 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         living = "" if options.gone else living_controller(folder, note)
         if living:
             raise ValueError(f"{living}; when it is gone for sure: the same command with --gone (make resume GONE=1)")
-        # Also after one that needed no Slurm: another may have sent jobs before it.
-        if note["slurm"] or shutil.which("squeue"):
+        try:
             wait_for_jobs(folder, options.poll, cancel=options.cancel)
+        except NoAnswerError:
+            if note["slurm"]:  # of one that needed none there may be none; else another may have sent jobs before it
+                raise
         # Not sooner: without Slurm's answer it is not sure that no job writes here.
         subprocess.run([*SNAKEMAKE, "--unlock", *arguments], check=True)  # of the run that they choose
     except (ValueError, subprocess.CalledProcessError) as error:
