@@ -12,7 +12,6 @@ from longspec.workflow.jobs.resources import (
     limits_of,
 )
 
-
 # What the profile sets for `train`. Snakemake (9.27) has no public name for it; not reported.
 GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
 with one_line_errors():
