@@ -98,7 +98,7 @@ def measured(which: Cell) -> Cell:
     drafter, found = load_drafter(target, draft), dict[str, Any]()
     for name, shape in SHAPES.items():
         rows = [speculate(target, drafter, [prompt.ids], max_new_tokens=NEW, shape=shape).rows[0] for prompt in prompts]
-        sums = [sum(row.accepted) for row in rows], [len(row.accepted) for row in rows]
+        sums = [sum(row.accepted) + len(row.accepted) for row in rows], [len(row.accepted) for row in rows]
         found[name] = rounded(estimate(sums)) | dict(zip(("tokens", "rounds"), sums, strict=True))
     trained = {name: read_json(checkpoint)[name] for name in ("step", "tokens_seen", "training_seconds")}
     return {"processor": machine.describe(())["processor"], "trained": trained, "shapes": found}
