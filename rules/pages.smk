@@ -31,8 +31,9 @@ rule compare_runs:
     localrule: True
     params:
         options=from_plan(PLAN.compared_options),
+        answers=from_plan(ANSWERS.compared_options),
     shell:
-        "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q}"
+        "python -m longspec.report --run {wildcards.first:q}_{wildcards.second:q} {params.options:q} {params.answers:q}"
         " --out {output.page:q} > {log:q} 2>&1"
 
 

@@ -87,6 +87,7 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
         ("recipe: [3]\n", ("recipe", "mapping, is [3]")),
         ("recipe: {model: }\n", ("recipe.model", "mapping, is null")),
         ("stages: {base: {recipe: {data: chats}}}\n", ("stages.base.recipe.data", "mapping, is 'chats'")),
+        ("recipe: {data: {replay: }}\n", ("recipe.data.replay", "mapping, is null")),
         ("runtime: {deepspeed: zero1}\n", ("runtime.deepspeed", "mapping, is 'zero1'")),
         ("- demo\n", ("must", "mapping", "target and")),
         ("base: dmo\n", ("base", "config/run/dmo.yaml", "'demo'?")),

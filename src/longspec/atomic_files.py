@@ -36,7 +36,7 @@ def fsync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
     """Tell whether a process of this machine runs; /proc may hide those of other users."""
     try:
         os.kill(process, 0)
@@ -59,7 +59,7 @@ def remove_strays(*finals: Path) -> None:
         pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
             found = pattern.fullmatch(path.name)
-            if found and not _is_alive(int(found[1])):
+            if found and not is_alive(int(found[1])):
                 remove(path)
 
 
@@ -209,9 +209,9 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], manifest: Path |
 
 def checked_manifest(manifest: Path) -> dict[str, Any]:
     """Read a manifest, its files checked, which lie beside it or in its `path`. Raises ValueError as check_files."""
-    content = read_json(manifest)
+    content = read_json_object(manifest)
     check_files(Path(content.get("path", manifest.parent)), content.get("files", {}), manifest)
-    return dict(content)
+    return content
 
 
 def checked_file(manifest: Path, name: str) -> Path:
@@ -221,6 +221,17 @@ def checked_file(manifest: Path, name: str) -> Path:
     return manifest.parent / name
 
 
+def named_folder(manifest: Path) -> str:
+    """Return the folder that a manifest names as its `path`. Raises ValueError for a JSON file that names none."""
+    content = read_json_object(manifest)
+    if missing := sorted({"path", "files"} - content.keys()):
+        told = "give a target_manifest.json or a tokenizer_manifest.json"
+        raise ValueError(f"{manifest}: {missing[0]}: missing, so it is no folder's manifest; {told}")
+    return str(content["path"])
+
+
 def checked_folder(manifest: Path) -> str:
-    """Return the folder that a manifest names as its `path`. Raises ValueError as check_files for what has changed in it."""
-    return str(checked_manifest(manifest)["path"])
+    """Return the folder that a manifest names. Raises ValueError as named_folder, and as check_files."""
+    folder = named_folder(manifest)
+    checked_manifest(manifest)
+    return folder

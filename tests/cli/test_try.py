@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,12 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from longspec.atomic_files import write_json, write_text
+from longspec.chain_length import ChainAcceptance, TreeAcceptance, write_acceptance
 from longspec.cli.side_by_side import asked_of, outcome
+from longspec.decode import chain_costs
 from longspec.decode.autoregressive import Plain
+from longspec.decode.fallback import NoDraft
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.texts import Row
 from tests.cli import small_draft
 from tests.corpus import Corpus
@@ -42,6 +47,19 @@ def test_both_texts_are_transformers_own(draft: Path, longspec: Any) -> None:
     assert re.search(r"plain [\d.]+ tokens/s, with the draft [\d.]+ tokens/s: [\d.]+ times", told)
     assert re.search(r"[\d.]+ tokens a round, \d+ of \d+ tokens drafted", told)
     assert "texts equal" in told
+
+
+def test_the_draft_drafts_where_another_way_is_faster_and_that_is_said(
+    draft: Path, longspec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_acceptance(draft, [ChainAcceptance(0.0, ((9, 10),)), TreeAcceptance(0.0, (), 15, 10, copied=3)])
+    for fastest, told in ((NoDraft, "leave it out"), (LookupDrafter, "take prompt lookup"), (object, "")):
+        seconds = partial(lambda fastest, _, drafter, *__: 1.0 if isinstance(drafter, fastest) else 9.0, fastest)
+        monkeypatch.setattr(chain_costs, "_round_seconds", seconds)
+        chain_costs._known.clear()
+        code, text = longspec("try", str(draft), QUESTION, "--new-tokens", "8")
+        assert (code, "generate would" in text) == (0, bool(told))
+        assert f"what it drafted is green{'; generate would ' * bool(told)}{told}" in text
 
 
 def test_texts_that_differ_are_said_with_their_margin() -> None:

@@ -1,6 +1,7 @@
 """Preflight: each check's failing case; two ranks that find all well; a rank that falls silent; the rule."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -137,6 +138,18 @@ def test_a_stage_is_judged_by_the_processes_that_it_will_have(
     assert (found.level, "of 1.50 GiB" in found.found) == (OK, True)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert "of 1.00 GiB" in needs(two, facts=[replace(HERE, host_memory=3072 * MIB)] * 3)["memory"].found
+
+
+def test_a_stage_that_trains_again_wants_its_room_again(needs: Callable[..., dict[str, Finding]], job: Path) -> None:
+    def left() -> str:
+        return needs()["disk"].found.partition("leave up to ")[2]
+
+    whole = left()
+    for name in ("recipe.yaml", "checkpoint.json"):
+        write_text(job / "out/a/base" / name, "")
+    assert left() != whole
+    os.utime(job / "out/a/base/recipe.yaml", (2**32, 2**32))
+    assert left() == whole
 
 
 def test_what_no_stage_can_have(needs: Callable[..., dict[str, Finding]], job: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from longspec.cluster import resume
 from longspec.cluster.resume import GO_ON, NOTE, SNAKEMAKE, last_note, living_controller, main, note_controller, workflow_jobs
 from tests.cluster.queue import Queue, queued
 from tests.workflow.calls import begun
@@ -52,6 +53,16 @@ def test_a_dead_one_is_known_by_more_than_its_number(folder: Path) -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
         assert str(process.pid) in (folder / NOTE).read_text()
         assert living(folder) == ""
+
+
+def test_without_proc_a_process_of_its_number_is_taken_for_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resume, "_began", lambda pid: "")
+    note_controller(folder, slurm=False)
+    assert f"process {os.getpid()}" in living(folder)
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    (folder / NOTE).write_text(json.dumps(last_note(folder) | {"pid": process.pid}))
+    assert living(folder) == ""
 
 
 def test_one_on_another_machine_is_asked_for(folder: Path, queue: Queue, capsys: pytest.CaptureFixture[str]) -> None:

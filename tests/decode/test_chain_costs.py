@@ -11,7 +11,7 @@ from longspec import chain_length
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
-from longspec.decode.chain_costs import best_way
+from longspec.decode.chain_costs import best_shape, best_way
 from longspec.decode.fallback import NoDraft, WhilePays
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Levels
@@ -133,8 +133,10 @@ def test_what_brings_most_tokens_a_second_is_taken(
     drafter.acceptance = (ALWAYS, *held, TreeAcceptance(1.0, (3, 3), 90, 10))
     given_costs(monkeypatch, *chains, **costs)
     start = prefill(target, [PROMPT], reads=drafter.reads)
-    chosen = best_way(target, WithLookup(drafter, copied) if copied else drafter, start, 0.0)
+    own = WithLookup(drafter, copied) if copied else drafter
+    chosen = best_way(target, own, start, 0.0)
     assert (type(chosen[0]), chosen[1]) == (kind, shape)
+    assert kind is not WhilePays or best_shape(target, own, start, 0.0) == shape
     more = {"prompt_lookup_num_tokens": copied} if copied else {}
     found = generate(target, torch.tensor([PROMPT]), draft=drafter, **GREEDY, **more)
     assert found[0, len(PROMPT) :].tolist() == generated(target, PROMPT, NEW)

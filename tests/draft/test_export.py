@@ -151,6 +151,13 @@ def test_a_missing_name_and_a_taken_one_are_refused(verb: Verb, tmp_path: Path) 
     with refused(f"--out: {tmp_path}/exported", "already", "remove it", kind=SystemExit):
         export(verb, folder)
     assert files_below(tmp_path / "exported") == ["mine.txt"]
+    of_target = ("--out", str(tmp_path / "d.gguf"), "--target", str(tmp_path / "t.gguf"))
+    with refused("--layout: openvino: targets", "gguf", kind=SystemExit):
+        verb("export", folder, "--layout", "openvino", *of_target)
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"target_path": str(tmp_path / "gone")})
+    with refused(f"{tmp_path}/gone/config.json:", kind=SystemExit):
+        verb("export", folder, "--layout", "gguf", *of_target)
+    assert not (tmp_path / "d.gguf").exists()
 
 
 def final_draft(verb: Verb, folder: Path, **method: Any) -> Path:

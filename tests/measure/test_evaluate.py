@@ -117,8 +117,8 @@ def test_a_target_split_over_ranks_is_measured_as_a_whole_one(arguments: Any, tm
 def test_an_untrained_draft_is_measured_once(arguments: Any, monkeypatch: pytest.MonkeyPatch, capfd: Any) -> None:
     texts: list[Plain] = []
 
-    def counted(*given: Any) -> Plain:
-        texts.append(decode_plain(*given))
+    def counted(*given: Any, **named: Any) -> Plain:
+        texts.append(decode_plain(*given, **named))
         return texts[-1]
 
     monkeypatch.setattr(measurer, "decode_plain", counted)

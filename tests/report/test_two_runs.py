@@ -1,5 +1,6 @@
 """A report of two runs, which is what `snakemake compare` makes: differences paired by prompt, and what it must not write."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,18 @@ def test_the_difference_is_paired_and_the_first_card_is_the_answer(tmp_path: Pat
     assert "a/base is faster, +0.750 (+0.750 to +0.750) (b/base 0.75×, a/base 1.50×)" in card
     assert "draft.window 512 → 256 (base, long)" in card
     assert 'class="no"' not in source[source.index("card answer") : source.index('<section class="card">')]
+
+
+def test_speeds_of_other_machines_are_not_judged(tmp_path: Path) -> None:
+    arguments = write_runs(tmp_path)
+    for run, device in (("a", "x86_64"), ("b", "NVIDIA H200")):
+        held = {"identity": {"device": device, "threads": 2, "seed": 0}}
+        (tmp_path / f"{run}/base/evaluation/.longcot.measured.jsonl").write_text(json.dumps(held) + "\n")
+    (row,) = report(arguments)["answers"]
+    assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other machines", None)
+    assert row["speed_up"]["by"] == pytest.approx(-0.75)
+    assert row["differs"] == [{"key": "device", "old": "x86_64", "new": "NVIDIA H200", "stages": []}]
+    assert "Measured speed-up: measured on other machines, −0.750" in read_page(tmp_path)[2]
 
 
 def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:

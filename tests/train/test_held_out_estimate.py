@@ -74,6 +74,13 @@ class Right:
     def train(self, mode: bool) -> None: ...
 
 
+class Unreached(Right):
+    """Its step reaches no label, as of an answer of one token."""
+
+    def __call__(self, labels: torch.Tensor, **_: Any) -> DraftOutput:
+        return DraftOutput(*[torch.zeros(6), None, torch.zeros(6), {}, torch.zeros(6), torch.zeros(6)])
+
+
 def test_a_row_counts_in_steps_that_reach_its_labels(tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that is always right has shares of one, however short the rows' answers are."""
     monkeypatch.setattr(dist, "all_reduce", lambda sums: None)
@@ -85,3 +92,5 @@ def test_a_row_counts_in_steps_that_reach_its_labels(tmp_path: Path, corpus: Cor
     found = held_out.estimate(Right(), 1) or {}
     assert [found[f"acceptance_{step}"] for step in range(1, 7)] == 6 * [1]
     assert (found["expected_tokens"], found["loss"]) == (7, 2)
+    found = held_out.estimate(Unreached(), 2) or {}
+    assert (found.keys(), found["expected_tokens"]) == ({"expected_tokens", "seconds"}, 1)

@@ -66,6 +66,8 @@ def test_a_dataset_without_it_is_tokenized_and_measured_as_ever(settings: Settin
     short, long = (f"data/raw/{name}/manifest.json" for name in ("stdlib", "stdlib-long"))
     assert answers.evaluation_options("demo") == [f"own={own}", f"stdlib={short}", f"stdlib-long={long}"]
     assert answers.evaluation_records("demo") == [own, short, long]
+    assert answers.compared_options("demo", "demo") == ["--answers", own]
+    assert AnswersPlan(settings.plan(run="demo-eagle3")).compared_options("demo-eagle3", "demo-eagle3") == []
     assert json.loads(plan.raw_settings("own")) == {"source": "puzzles", "records": 4000, "seed": 0}
 
 

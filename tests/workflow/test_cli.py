@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from longspec.atomic_files import write_json
 from longspec.cli import new, runs
 from longspec.cli.__main__ import OWN, PASSED_ON, PLANNED, parser
 from longspec.config import compose_stage, to_yaml
 from longspec.lease import acquire
+from longspec.train.checkpoint.checkpoint_dir import seal
 from longspec.train.stage_folder import STATUS
 from tests.refusals import check
 from tests.workflow.calls import begun
@@ -25,6 +27,8 @@ from tests.workflow.planning import Workflow
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 1000, "max_position_embeddings": 512}
 ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
+
+P = "results/demo/sinkpi-slicing"
 
 
 @pytest.fixture
@@ -61,7 +65,7 @@ def test_a_new_run_is_written_and_planned(
     assert re.match(
         r"# yaml-language-server: \$schema=/.*/config/run\.schema\.json\n", (workflow.folder / "mine.yaml").read_text()
     )
-    assert "target: my-llama\ndata: {chats: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
+    assert "target: my-llama\ndata: {mine: inputs/*.jsonl}\nmethod: eagle3\n" in (workflow.folder / "mine.yaml").read_text()
     code, text = longspec(*asked)
     check(text, "error: mine.yaml", "edit it", "another name")
     assert (code, text.count("\n")) == (1, 1)
@@ -92,8 +96,27 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
     code, text = longspec("plan", "demo")
     assert code == 0
     assert "results/demo/sinkpi-slicing/long: is trained again: optimizer.lr: 0.003 -> 0.002; 36 steps, about 72 s\n" in text
-    assert "results/demo/sinkpi-slicing/longcot: is trained: what it begins with has changed; 104 steps\n" in text
+    assert "results/demo/sinkpi-slicing/longcot: is trained again: what it begins with has changed; 104 steps\n" in text
     assert "results/demo/sinkpi-slicing/base: stays as it is\n" in text
+    # Half a training goes on, and is not thrown away by an edit; a whole one whose beginning changed is made anew.
+    for stage, step in (("long", 20), ("longcot", 104), ("base", 7)):
+        slot = built.folder / f"results/demo/sinkpi-slicing/{stage}/checkpoints/last/manifest.json"
+        content = {"step": step, "steps": {"long": 36, "longcot": 104, "base": 320}[stage], "files": {}, "identity": {}}
+        write_json(slot, seal(content))
+    Path("results/demo/sinkpi-slicing/base/checkpoint.json").unlink()
+    _, text = longspec("plan", "demo")
+    refusal = (
+        f"would be refused at step 20: optimizer.lr: 0.003 -> 0.002; undo the change, or train anew after: rm -r {P}/long/"
+    )
+    for told in (
+        f"{P}/long: {refusal}checkpoints\n",
+        f"{P}/longcot: is trained again: what",
+        f"{P}/base: goes on behind step 7; ",
+    ):
+        assert told in text
+    assert runs._is_told(Path("results/demo"))
+    os.utime(f"{P}/long/checkpoint.json", (2**32, 2**32))
+    assert not runs._is_told(Path("results/demo")), "a stage was trained behind it"
     Path("results/demo/report.json").unlink()
     code, text = longspec("report", "demo")
     check(text, "error: results/demo/report.json")

@@ -15,7 +15,7 @@ from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
 from tests.gguf_files import write as write_gguf
 from tests.refusals import refused
-from tests.workflow.planning import FILE, Settings
+from tests.workflow.planning import Settings
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 128256, "max_position_embeddings": 2048}
 ROW = {"messages": [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]}
@@ -152,7 +152,8 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
         ("eagle3", "eagle4", (f"{MINE}: method: 'eagle4'", "'eagle3'?")),
         ("inputs/*.jsonl", "inputs/*.jsonlines", (f"{MINE}: data.chats.source: inputs/*.jsonlines",)),
         ("{chats:", "{puzzles:", (f"{MINE}: data.puzzles", "config/workflow.yaml", "rename")),
-        ("inputs/*.jsonl", "{source: inputs/*.jsonl, held_aut: 0.1}", (f"{FILE}: data.chats.held_aut", "'held_out'?")),
+        ("inputs/*.jsonl", "{source: inputs/*.jsonl, held_aut: 0.1}", (f"{MINE}: data.chats.held_aut", "'held_out'?")),
+        ("{chats:", "{'my chats':", (f"{MINE}: data: the name of a data set: 'my chats'", "letters, digits, dots")),
     ],
 )
 def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str, told: tuple[str, ...]) -> None:
@@ -162,5 +163,5 @@ def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str,
 
 @pytest.mark.parametrize("data", ["*.jsonl", "in/chat[0-9].jsonl", "in/a, b.jsonl", "in/a #b.jsonl", "hf:o/n"])
 def test_new_writes_any_name_of_files_as_yaml_reads_it(data: str) -> None:
-    written = TEMPLATE.format(schema="s", comment="c", file="f", target="t", data=scalar(data), method="glide")
-    assert yaml.safe_load(written)["data"] == {"chats": data}
+    written = TEMPLATE.format(schema="s", comment="c", file="f", target="t", name="r", data=scalar(data), method="glide")
+    assert yaml.safe_load(written)["data"] == {"r": data}

@@ -32,7 +32,7 @@ TEMPLATE = """\
 # All keys: docs/configuration.md. What would run: longspec plan {file}
 # Train it: longspec train {file}; by several GPUs: docs/one-box.md
 target: {target}
-data: {{chats: {data}}}
+data: {{{name}: {data}}}
 method: {method}
 # recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
 # evaluation: {{new_tokens: 128}}
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if served is not None:
         by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
         comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
-    told = {"target": scalar(options.target), "data": scalar(options.data), "method": options.method}
+    told = {"target": scalar(options.target), "name": scalar(path.stem), "data": scalar(options.data), "method": options.method}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")

@@ -5,6 +5,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shlex import join
 
 from longspec import methods
 from longspec.cluster import stages
@@ -14,10 +15,12 @@ from longspec.config.run_file import CONFIG_DIR, default_method, name_of, read_r
 from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
+MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}  # options of Snakemake after which there is nothing to tell
 EVERY = 30.0  # seconds between two looks at the stages that train
 
 
@@ -80,25 +83,19 @@ def plan(options: Namespace) -> int:
 
 def _stage(run: str, folder: Path) -> str:
     """Say of a stage that is to be trained what has changed since its recipe was frozen, its steps, and their time if known."""
-    recipe = compose_stage(run, folder.parent.name, folder.name).recipe
-    frozen, cost = folder / "recipe.yaml", _cost(folder, recipe.steps)
-    if not frozen.is_file():
+    recipe, frozen = compose_stage(run, folder.parent.name, folder.name).recipe, folder / "recipe.yaml"
+    before = stages.read(folder, folder.name, folder.parent) if frozen.is_file() else None
+    number, pace = (recipe.steps, None) if before is None else (recipe.steps or before.total, before.middle("seconds"))
+    cost = "" if number is None else f"; {number} steps" + (f", about {duration(number * pace)}" if pace is not None else "")
+    if before is None or (before.saved is None and not (folder / "checkpoint.json").is_file()):
         return f"{folder}: is trained{cost}"
-    changed = differences(yaml_files.read(frozen), plain(recipe))
-    if changed:
-        return f"{folder}: is trained again: {'; '.join(changed)}{cost}"
-    if (folder / "checkpoints").is_dir():
-        return f"{folder}: goes on{cost}"
-    return f"{folder}: is trained: what it begins with has changed{cost}"
-
-
-def _cost(folder: Path, steps: int | None) -> str:
-    """Return the number of steps of a stage that is to be trained, and their time as far as an earlier training tells it."""
-    before = stages.read(folder, folder.name, folder.parent) if (folder / "recipe.yaml").is_file() else None
-    number, pace = (steps, None) if before is None else (steps or before.total, before.middle("seconds"))
-    if number is None:
-        return ""
-    return f"; {number} steps" + (f", about {duration(number * pace)}" if pace is not None else "")
+    changed = "; ".join(differences(yaml_files.read(frozen), plain(recipe)))
+    if before.saved is not None and before.saved < (before.total or 0):
+        if not changed:
+            return f"{folder}: goes on behind step {before.saved}{cost}"
+        anew = join(["rm", "-r", str(folder / CHECKPOINTS)])
+        return f"{folder}: would be refused at step {before.saved}: {changed}; undo the change, or train anew after: {anew}"
+    return f"{folder}: is trained again: {changed or 'what it begins with has changed'}{cost}"
 
 
 def train(options: Namespace) -> int:
@@ -111,7 +108,13 @@ def train(options: Namespace) -> int:
                 print(line, flush=True)
 
     code = snakemake(*_chosen(options), look=look)
-    return report(options) if not code and (results / "report.json").is_file() else code  # none after -n, --unlock, --until
+    return code if code or MAKES_NOTHING.intersection(options.snakemake) or not _is_told(results) else report(options)
+
+
+def _is_told(results: Path) -> bool:
+    """Tell whether a run's report is of the stages as they are: --until may have trained one behind it."""
+    made = results / "report.json"
+    return made.is_file() and all(path.stat().st_mtime <= made.stat().st_mtime for path in results.glob("*/*/checkpoint.json"))
 
 
 def progress(results: Path, told: dict[str, int]) -> list[str]:

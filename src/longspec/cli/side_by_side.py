@@ -20,9 +20,11 @@ from longspec.data.chat.encoding import Encoder
 from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.cache import tokens_ahead
-from longspec.decode.chain_costs import best_way, nodes_of
+from longspec.decode.chain_costs import best_shape, best_way, nodes_of
+from longspec.decode.fallback import NoDraft
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Shape
+from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
@@ -35,6 +37,10 @@ from longspec.models.target_config import read_target_config
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
 CHARACTERS = 400  # of a text that is gone on with
 EQUAL = "texts equal"
+FASTER = {  # by what generate decodes with where the draft does not pay
+    NoDraft: "; generate would leave it out on this machine",
+    LookupDrafter: "; generate would take prompt lookup on this machine",
+}
 
 
 def target_of(draft: Path, given: str | None) -> str:
@@ -106,7 +112,12 @@ def run(options: argparse.Namespace) -> int:
     text, is_question = (options.question, True) if options.question else asked_of(options.draft)
     device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
     disable_progress_bar()
-    target = load_target(path, read_target_config(path), dtype).to(device).eval()
+    try:
+        target = load_target(path, read_target_config(path), dtype).to(device).eval()
+    except torch.OutOfMemoryError:
+        raise ValueError(
+            f"{path}: does not fit this GPU beside what is on it; free it, or try on the CPU: CUDA_VISIBLE_DEVICES= in front"
+        ) from None
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     chat = is_question and getattr(tokenizer, "chat_template", None) is not None
     prompt = Encoder(tokenizer).prompt(text, chat=chat)
@@ -133,9 +144,11 @@ def decode_both(
     console.print("\n")
     start = prefill(target, [prompt], room, drafter.reads)
     shape: Shape = DEFAULT_SHAPE
+    instead = ""
     if drafter.acceptance:
-        drafter, shape = best_way(target, drafter, start, 0.0)
-    console.rule("with the draft; what it drafted is green", align="left", style="dim")
+        shape = best_shape(target, drafter, start, 0.0)
+        instead = FASTER.get(type(best_way(target, drafter, start, 0.0)[0]), "")
+    console.rule(f"with the draft; what it drafted is green{instead}", align="left", style="dim")
     both = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)
     decoded = speculate(

@@ -17,7 +17,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import read_json_object, write_json
+from longspec.atomic_files import is_alive, read_json_object, write_json
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
@@ -57,7 +57,8 @@ def living_controller(folder: Path, note: dict[str, Any]) -> str:
     host, pid = note["host"], note["pid"]
     if host != socket.gethostname():
         return f"Snakemake was started here on {host} as process {pid}: look there (ssh {host} ps -p {pid}) whether it is gone"
-    if _began(pid) == note["began"]:
+    # Without /proc (macOS) both are empty, and a process of that number may be another one.
+    if _began(pid) == note["began"] and (note["began"] or is_alive(pid)):
         return f"Snakemake is still at work in {folder} (process {pid}): let it work, or end it"
     return ""
 

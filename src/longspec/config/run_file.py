@@ -24,7 +24,7 @@ TRAIN = "train"  # the stage of a run with one data set, and the numbers of a st
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
 Section = dict[str, Any]
-OfRecipe = Annotated[Section, sections("model", "data", "method", "draft", "optimizer", "states")]
+OfRecipe = Annotated[Section, sections("model", "data", "data.replay", "method", "draft", "optimizer", "states")]
 OfRuntime = Annotated[Section, sections("deepspeed")]
 
 

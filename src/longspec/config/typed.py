@@ -4,6 +4,7 @@ A bound is where a value has no meaning any more (no target has 2**24 positions,
 Not a number (.nan) and infinity (.inf) lie in no range. Numbers are never read from text, and true is no number.
 """
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from omegaconf import MISSING
@@ -55,9 +56,15 @@ def checked_as(kind: Any) -> Any:
 
 
 def sections(*known: str) -> Any:
-    """Allow a mapping of any keys, of which these hold mappings."""
-    below = {name: core_schema.typed_dict_field(core_schema.dict_schema(), required=False) for name in known}
-    return GetPydanticSchema(lambda _, __: core_schema.typed_dict_schema(below, extra_behavior="allow"))
+    """Allow a mapping of any keys, of which these hold mappings; `data.replay` is one in the section data."""
+    return GetPydanticSchema(lambda _, __: _mapping(known))
+
+
+def _mapping(known: Sequence[str]) -> core_schema.CoreSchema:
+    within = {name: [each.removeprefix(f"{name}.") for each in known if each.startswith(f"{name}.")] for name in known}
+    kinds = {name: _mapping(keys) for name, keys in within.items() if "." not in name}
+    fields = {name: core_schema.typed_dict_field(kind, required=False) for name, kind in kinds.items()}
+    return core_schema.typed_dict_schema(fields, extra_behavior="allow") if known else core_schema.dict_schema()
 
 
 def means(help_text: str) -> Any:

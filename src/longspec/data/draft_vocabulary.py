@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import named_folder, read_json
 from longspec.data.pack.arrow_shards import PackedRows, view
 from longspec.draft_vocabulary import ALL, DraftVocabulary, read_draft_vocabulary
 
@@ -36,7 +36,7 @@ def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path 
     file that is of another tokenizer, target or size.
     """
     # Its embeddings' rows, perhaps more than its tokenizer's entries.
-    size = int(read_json(Path(read_json(target)["path"]) / "config.json")["vocab_size"])
+    size = int(read_json(Path(named_folder(target)) / "config.json")["vocab_size"])
     if not 0 < count < size:
         raise ValueError(
             f"--size: {count}: the target has {size} tokens; give fewer, or count none: recipe.method.vocabulary: null"

@@ -45,8 +45,12 @@ def decode_plain(
     eos: int | Collection[int] | None,
     sampler: Sampler | None = None,
     on_token: Callable[[int], None] | None = None,
+    *,
+    keep_logits: bool = True,
 ) -> Plain:
     """Decode one prompt until eos or `max_new_tokens`; greedy without a sampler. on_token gets each token as it comes.
+
+    keep_logits: a vocabulary for each token, by which near-ties are told.
 
     On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
     RuntimeError for logits from which no token can be drawn.
@@ -59,7 +63,8 @@ def decode_plain(
             token = int(tensor_of_first_rank(sampler.choose(logits_V[None]), group))
             check_drawn([token])
             decoded.ids.append(token)
-            decoded.logits.append(logits_V)
+            if keep_logits:
+                decoded.logits.append(logits_V)
             if on_token is not None:
                 on_token(token)
             if decoded.ids[-1] in stops.eos or len(decoded.ids) >= max_new_tokens:

@@ -16,7 +16,7 @@ import torch
 from longspec.chain_length import LONGEST, ChainAcceptance, TreeAcceptance, nearest
 from longspec.decode.drafters import Drafter
 from longspec.decode.fallback import NoDraft, WhilePays
-from longspec.decode.levels import Budget, Shape, depth_of, size_of
+from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of, size_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
@@ -61,6 +61,24 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float
     on these texts. The costs are measured when a target and a draft first meet, again after an hour, for texts twice as long,
     for another number of rows or threads, and at a temperature with other shapes. Of equal ways the one with the fewest tokens.
     """
+    order, shapes, seconds = _by_rate(target, drafter, start, temperature)
+    way, instead = order[0], next(each for each in order if each.drafter is not drafter)
+    if way.drafter is not drafter:
+        return way.drafter, shapes[way.key]
+    needed = instead.tokens / seconds[instead.key] * seconds[way.key]
+    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape), shapes[way.key]
+
+
+def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> Shape:
+    """Return the shape by which the draft itself should decode these prompts soonest, whether or not another way is sooner."""
+    order, shapes, _ = _by_rate(target, drafter, start, temperature)
+    return next((shapes[way.key] for way in order if way.drafter is drafter), DEFAULT_SHAPE)
+
+
+def _by_rate(
+    target: Any, drafter: Drafter, start: Prefilled, temperature: float
+) -> tuple[list[Way], dict[Hashable, Shape], dict[Hashable, float]]:
+    """Return all ways, the soonest first, and by their keys the shape to decode with and the seconds of a round."""
     ways = _ways(drafter, temperature)
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
@@ -70,15 +88,10 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float
     of_target = _known.setdefault(target, {})
     if key not in of_target:
         of_target[key] = _costs(target, start, ways)
-    known = of_target[key]
-    rates = [way.tokens / known[way.key][1] for way in ways]
-    order = sorted(range(len(ways)), key=lambda at: (-rates[at], size_of(ways[at].shape)))
-    without = next(at for at in order if ways[at].drafter is not drafter)
-    way, instead = ways[order[0]], ways[without]
-    shape, seconds = known[way.key]
-    if way.drafter is not drafter:
-        return way.drafter, shape
-    return WhilePays(drafter, way.tokens, rates[without] * seconds, instead.drafter, instead.shape), shape
+    shapes = {way: shape for way, (shape, _) in of_target[key].items()}
+    seconds = {way: of_round for way, (_, of_round) in of_target[key].items()}
+    order = sorted(ways, key=lambda way: (-way.tokens / seconds[way.key], size_of(way.shape)))
+    return order, shapes, seconds
 
 
 def _of_first_rank(target: Any, numbers: list[float]) -> list[float]:

@@ -16,7 +16,6 @@ from longspec.atomic_files import (
     new_folder,
     path_text,
     read_json,
-    read_json_object,
     write_json,
 )
 from longspec.distributed import log
@@ -126,11 +125,15 @@ def final(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """Write a draft folder in another program's layout, and its target if asked. What vLLM loads as it is needs none."""
     from longspec.draft.layouts import write_layout
-    from longspec.target.layouts import write_target
+    from longspec.methods.draft_files import read_draft_config
+    from longspec.target.layouts import checked_layout, write_target
 
+    found = None if options.target is None else read_draft_config(options.folder)
+    target = None if found is None else Path(found[1]["target_path"])
+    if target is not None:  # before anything is written
+        checked_layout(target, options.layout, options.target)
     write_layout(options.folder, options.layout, options.out, options.dtype, options.context)
-    if options.target is not None:
-        target = Path(read_json_object(options.folder / "config.json")["target_path"])
+    if target is not None:
         write_target(target, options.layout, options.target, options.dtype)
 
 

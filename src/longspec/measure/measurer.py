@@ -68,7 +68,8 @@ class Measurer:
                 if setting is None:
                     sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
                     # The prompt's forward brings a token beside those that are asked for.
-                    plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler)
+                    compared = repeat == 0 and temperature == 0
+                    plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler, keep_logits=compared)
                     continue
                 options: dict[str, Any] = {"shape": setting.shape, "temperature": temperature, "eos": self.eos}
                 options |= {"max_new_tokens": prompt.new_tokens + 1, "generator": self._generator(prompt, str(setting))}

@@ -7,6 +7,7 @@ from typing import Any
 
 from longspec.chain_length import Acceptance, TreeAcceptance, pooled, write_acceptance
 from longspec.config.names import LOOKUP, WITH_LOOKUP
+from longspec.engines import OURS
 from longspec.measure.tasks import Setting, Settings, shape_name
 from longspec.report.inputs import Variant
 
@@ -28,7 +29,8 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
     held += _trees(variant, [setting for setting in settings.settings if not isinstance(setting.shape, int)])
     if WITH_LOOKUP in variant.evaluations:
         held += _trees(variant, settings.settings, WITH_LOOKUP, settings.with_lookup or 0)
-    if LOOKUP in variant.evaluations:  # which copies as many tokens as the shape is deep
+    # It copies as many tokens as the shape is deep; another engine has a rule of its own, by which ours does not decode.
+    if LOOKUP in variant.evaluations and settings.engine == OURS:
         for setting in settings.settings:
             held += [replace(each, levels=(), copied=setting.depth) for each in _trees(variant, [setting], LOOKUP)]
     if held:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,12 @@ from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.config.schema import mix_of, mix_told
 from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from longspec.journal import finished
 from longspec.measure import lines
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings
+
+MACHINE = ("device", "dtype", "threads")  # of an evaluation's identity
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Variant:
     """One variant of the run: its stages in training order and what each drafter did.
 
     evaluations: of the baselines, the stages in order, the final draft with lookup where it was measured; final: the stage that
-    is published; vocabulary: None where the draft proposes all of the target's tokens.
+    is published; vocabulary: None where the draft proposes all of the target's tokens; machine: what its final draft's speed
+    was measured with, by name.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Variant:
     provenance: dict[str, Any]
     final: str
     vocabulary: DraftVocabulary | None = None
+    machine: dict[str, Any] = field(default_factory=dict)
 
     @property
     def stage_names(self) -> list[str]:
@@ -109,7 +114,15 @@ def read_variant(
         drafters[drafter] = lines.read(folder / measured / f"{drafter}.jsonl", settings, left_out)
         lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
     held = None if vocabulary is None else read_draft_vocabulary(vocabulary)
-    return Variant(name, stages, drafters, provenance, provenance.get(FINAL, {"stage": stages[-1].name})["stage"], held)
+    published = provenance.get(FINAL, {"stage": stages[-1].name})["stage"]
+    machine = _machine_of(finished(folder / measured / f"{published}.jsonl"))
+    return Variant(name, stages, drafters, provenance, published, held, machine)
+
+
+def _machine_of(measured: Path) -> dict[str, Any]:
+    """Return what decides the speeds of an evaluation beside its draft; of one that left nothing of it, nothing."""
+    identity = next(jsonl.read(measured), {}).get("identity", {}) if measured.is_file() else {}
+    return {name: identity[name] for name in MACHINE if name in identity}
 
 
 def read_target(model_dir: Path) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class HeldOut:
 
         acceptance_k: share of the labels that step k of drafting reaches at which draft and target prefer the same next token;
         none where it reaches no label; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted
-        as often whatever the text before it; loss: the draft's in the first step, nats a label.
+        as often whatever the text before it; loss: the draft's in the first step, nats a label that it can learn; none of none.
         """
         if not self.every or (step % self.every and step != self.steps):
             return None
@@ -56,8 +56,8 @@ class HeldOut:
         (*agreements, loss), (*reached, labels) = sums.tolist()
         shares = [agreement / count for agreement, count in zip(agreements, reached, strict=True) if count]
         named = {f"acceptance_{number}": share for number, share in enumerate(shares, 1)}
-        expected = 1 + sum(accumulate(shares, mul))
-        return named | {"expected_tokens": expected, "loss": loss / labels, "seconds": time.perf_counter() - began}
+        named |= {"expected_tokens": 1 + sum(accumulate(shares, mul))} | ({"loss": loss / labels} if labels else {})
+        return named | {"seconds": time.perf_counter() - began}
 
     @torch.no_grad()
     def _measure(self, engine: Any, number: int) -> torch.Tensor:

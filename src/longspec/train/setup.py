@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import read_json, sha256_file
+from longspec.atomic_files import named_folder, sha256_file
 from longspec.config import OFFLINE, plain
 from longspec.config.schema import mix_of, mix_told, shares_of
 from longspec.data.pack.arrow_shards import PackedRows, Row
@@ -64,7 +64,7 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
     if vocabulary is not None:
         assert job.vocabulary is not None
         vocabulary.check_tokenizer(job.vocabulary, rows.own[0].manifest["tokenizer"], job.data[0])
-        target = read_json(job.target)["path"]
+        target = named_folder(job.target)
         vocabulary.check_tokens(job.vocabulary, read_target_config(target).vocab_size, target)
     return vocabulary
 
@@ -82,7 +82,7 @@ def open_stored(
         return None
     if not job.states:
         raise ValueError("--states: missing; recipe.states.source is offline: give the shard.json of all its stored states")
-    config = read_target_config(read_json(job.target)["path"])
+    config = read_target_config(named_folder(job.target))
 
     def declared(sources: Iterable[RowSource]) -> list[dict[str, Any]]:
         return [declare(job.recipe, config, job.target, source, dtype, vocabulary) for source in sources]

@@ -60,6 +60,12 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     return None
 
 
+def is_trained(folder: Path) -> bool:
+    """Tell whether a stage was trained since its recipe was frozen."""
+    recipe, checkpoint = folder / "recipe.yaml", folder / CHECKPOINT
+    return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns
+
+
 class Status:
     """The writer of a job's status.json, on rank 0; check_owner ends this process when the folder has become another job's."""
 

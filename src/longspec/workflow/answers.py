@@ -86,6 +86,11 @@ class AnswersPlan:
         model = self.choices.model_of(run)
         return [self.records(model, name) for name in sorted(self.choices.trained_on_by(run)) if name in self.chosen]
 
+    def compared_options(self, first: str, second: str) -> list[str]:
+        """How the report of two runs is told of these."""
+        answered = sorted({*self.trained(first), *self.trained(second)})
+        return ["--answers", *answered] if answered else []
+
     def evaluation_options(self, run: str) -> list[str]:
         """How an evaluation is told of held-out records: each dataset's name with what its prompts are drawn from."""
         return [f"{name}={path}" for name, path in self._evaluated(run).items()]

@@ -10,6 +10,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import CONFIG_DIR, faults
+from longspec.config.names import checked_name
 from longspec.config.run_file import Run, name_of
 from longspec.data import presets
 from longspec.engines import ENGINES, OURS
@@ -20,7 +21,7 @@ from longspec.workflow.choices import Choices
 from longspec.workflow.measuring import check_finals
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets, evaluations, runs, targets
-from longspec.workflow.settings.workflow_file import Gates, WorkflowFile
+from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFile
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Plan:
@@ -66,15 +67,18 @@ def check_prompts(plan: Plan) -> None:
 def data_of_runs(settings: dict[str, Any], known: Iterable[Run]) -> dict[str, Any]:
     """Return the settings with the data sets of the known runs' own files beside those of config/workflow.yaml.
 
-    Raises ValueError, with the run's file, for a name that stands for two data sets.
+    Raises ValueError, with the run's file, for a wrong key and for a name that stands for two data sets.
     """
     data = dict(settings["data"])
     for run in known:
         with faults.faults_in(run.file):
             for dataset, entry in datasets.entries_of(run.says.data).items():
+                checked_name(dataset, key="data: the name of a data set")
+                faults.check(Dataset, presets.expand(dataset, entry), f"data.{dataset}")
                 if data.setdefault(dataset, entry) != entry:
                     raise ValueError(
-                        f"data.{dataset}: another data set has this name, in {datasets.FILE} or another run; rename it"
+                        f"data.{dataset}: another data set has this name, in {datasets.FILE} or another run; rename it, in a "
+                        "run that is not trained yet"
                     )
     return settings | {"data": data}
 

@@ -13,6 +13,7 @@ from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, yaml_files
 from longspec.config.schema import mix_of
+from longspec.train import stage_folder
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
 from longspec.workflow.plan import Plan, freeze_runtime, vocabulary_file
@@ -106,7 +107,7 @@ class StatesPlan:
         stages = self.plan.stages_of(*stage[:2])
         for each in stages[: stages.index(stage) + 1]:
             folder, recipe = Path(paths.stage_folder(*each)), self.plan.stage_yaml(*each, "recipe")
-            if not _is_done(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
+            if not stage_folder.is_trained(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
                 return False
         return True
 
@@ -140,7 +141,11 @@ class StatesPlan:
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        begun = [yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml") if not _is_done(each.parent)]
+        begun = [
+            yaml_files.read(each)
+            for each in Path("results").glob("*/*/*/recipe.yaml")
+            if not stage_folder.is_trained(each.parent)
+        ]
         needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
         removed = []
         for folder, readers in self.readers.items():
@@ -152,9 +157,3 @@ class StatesPlan:
                 shutil.rmtree(folder)
                 removed.append(folder)
         return removed
-
-
-def _is_done(folder: Path) -> bool:
-    """Whether a stage was trained since its recipe was frozen."""
-    recipe, checkpoint = folder / "recipe.yaml", folder / "checkpoint.json"
-    return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns

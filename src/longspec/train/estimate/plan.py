@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import named_folder
 from longspec.config import ConfigError, Recipe, Runtime, load
 from longspec.config.schema import mix_of, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
@@ -57,9 +57,9 @@ class Plan:
 def read_target(name: str) -> Any:
     """Read the configuration of a target's folder, of a target_manifest.json, or of a hub name, of which it alone is fetched.
 
-    Raises ValueError when there is none, or the target is not supported.
+    Raises ValueError when there is none, a JSON file names no folder, or the target is not supported.
     """
-    path = read_json(Path(name))["path"] if name.endswith(".json") else name
+    path = named_folder(Path(name)) if name.endswith(".json") else name
     config = read_target_config(path)
     check_target(config, f"{path}/config.json")
     return config

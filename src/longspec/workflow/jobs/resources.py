@@ -1,7 +1,7 @@
 """The resources that a stage's job asks a cluster for: processes that can share its batch, and their share of a node."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,17 +40,23 @@ def limits_of(block: Mapping[str, str]) -> Limits:
     return limits
 
 
-def check_call(words: Sequence[str], *, policy: bool, slurm: bool) -> None:
+def check_call(words: Sequence[str], train: Collection[str], *, policy: bool, slurm: bool) -> None:
     """Raise ValueError for a call whose options take the place of what no call may lose of a profile.
 
-    policy: whether any rerun-triggers are given; without them Snakemake takes all.
+    train: resources that are set for the rule train; policy: whether any rerun-triggers are; of none Snakemake takes all.
     """
-    if not policy:
+    options = {word.partition("=")[0] for word in words}
+    if not policy and "--rerun-triggers" not in options:
         raise ValueError(
             "rerun-triggers: those of profiles/default are missing: a changed line of code would train finished stages again. "
             "--workflow-profile takes their place; give your own folder as --profile instead"
         )
-    if slurm and any(word.partition("=")[0] == "--set-resources" for word in words):
+    if slurm and train and "ranks" not in train:
+        raise ValueError(
+            f"set-resources: train: sets {', '.join(train)}, but no ranks: set-resources of a second profile takes the place "
+            "of the first one's whole section, GPUs included. Write all of it there, as profiles/slurm/profile.yaml has it"
+        )
+    if slurm and "--set-resources" in options:
         raise ValueError(
             "--set-resources takes the place of all that a profile sets for any rule, GPUs included. Change "
             "profiles/slurm/profile.yaml instead, or a copy of its folder, and give that: --profile COPY"
@@ -99,9 +105,12 @@ class StageNeeds:
     def missing(self, configs: Mapping[Stage, Any]) -> list[str]:
         """Return a line for each run that has fewer processes than its runtime.ranks."""
         most = self.limits.nodes * self.limits.ranks
-        wanted = {run: config.runtime.ranks for (run, _, _), config in configs.items() if (config.runtime.ranks or 0) > most}
+        wanted: dict[str, int] = {}
+        for (run, _, _), config in configs.items():
+            wanted[run] = max(wanted.get(run, 0), config.runtime.ranks or 0)
         return [
             f"{run}: runtime.ranks: {ranks}, but a stage has at most {most} here; more on one machine: --set-resources "
-            f"train:ranks={ranks}; on Slurm: ranks of train in profiles/slurm/profile.yaml"
+            f"train:ranks={ranks}; on Slurm: nodes of train in profiles/slurm/profile.yaml, or ranks and gres of larger nodes"
             for run, ranks in wanted.items()
+            if ranks > most
         ]

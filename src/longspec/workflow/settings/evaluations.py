@@ -39,8 +39,14 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> Ru
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
         recipes = [config.recipe for key, config in configs.items() if key[0] == run.name]
         rows = {name: recipe.data.sequence_length for recipe in recipes for name in mix_of(recipe.data.name)}
+        asked = own.get("new_tokens", settings["evaluation"].get("new_tokens"))
+        behind = asked + tasks.ROOM if isinstance(asked, int) else 0  # a row is no longer than the target's positions
         own["tasks"] = {
-            name: {"data": name, "context": [SHORTEST, max(SHORTEST, length * 3 // 4)], "whole_questions": AUTO}
+            name: {
+                "data": name,
+                "context": [SHORTEST, max(SHORTEST, min(length * 3 // 4, length - behind))],
+                "whole_questions": AUTO,
+            }
             for name, length in rows.items()
         }
     return _checked(run, settings["evaluation"] | own, frozenset(own), run.file)
