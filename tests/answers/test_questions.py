@@ -39,9 +39,7 @@ RESULT = {"role": "tool", "content": "r"}
 
 
 @pytest.mark.parametrize(
-    "beside",
-    [{"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}],
-    ids=lambda beside: next(iter(beside)),
+    "beside", [{"tools": [TOOL]}, {"chat_template_kwargs": {"enable_thinking": False}}], ids=lambda beside: next(iter(beside))
 )
 def test_what_a_record_gives_the_template_is_asked_and_kept_with_its_answer(beside: dict[str, Any]) -> None:
     record = {"messages": [ASKED, OLD], **beside}

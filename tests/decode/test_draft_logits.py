@@ -38,10 +38,7 @@ EAGLE3 = {
     "eagle3-window": (LlamaConfig, {"window": 7, "ids": SOME}),
     "eagle3.1": (Qwen3Config, {"fc_norm": True, "norm_output": True, "ids": SOME}),
 }
-DFLASH = {
-    "dflash": (Qwen3Config, {}),
-    "dflash-window": (LlamaConfig, {"window": 7, "ids": SOME, "tied_k_norm": False}),
-}
+DFLASH = {"dflash": (Qwen3Config, {}), "dflash-window": (LlamaConfig, {"window": 7, "ids": SOME, "tied_k_norm": False})}
 
 
 @lru_cache

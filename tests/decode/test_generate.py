@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 import torch
 from omegaconf import OmegaConf
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    BatchEncoding,
-    GenerationConfig,
-    LlamaConfig,
-    TextStreamer,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding, GenerationConfig, LlamaConfig, TextStreamer
 
 from longspec.atomic_files import read_json
 from longspec.config import Model, Recipe

@@ -116,10 +116,7 @@ def no_residual(logits_BV, tree, node_B, sampler):
 RIGHT_FOR_CHAINS = verify._drawn
 
 
-@pytest.mark.parametrize(
-    ("shape", "rule"),
-    [(CHAIN, no_residual), (TREE, by_node_number)],
-)
+@pytest.mark.parametrize(("shape", "rule"), [(CHAIN, no_residual), (TREE, by_node_number)])
 def test_a_wrong_rule_fails_the_same_test(shape, rule, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test can tell."""
     monkeypatch.setattr(verify, "_drawn" if shape == CHAIN else "_chosen", rule)

@@ -167,12 +167,7 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
         told = read_json(tmp_path / stage / "checkpoint.json")
         write_json(tmp_path / stage / "checkpoint.json", told | {"versions": {"torch": stage}})
     figures = {stage: interval(2.0 + len(stage) % 2) for stage in STAGES}
-    choice = {
-        "stage": "long",
-        "why": "no earlier one is better",
-        "figures": figures,
-        "records": {"slimpajama": [1, 4]},
-    }
+    choice = {"stage": "long", "why": "no earlier one is better", "figures": figures, "records": {"slimpajama": [1, 4]}}
     write_json(tmp_path / "final_stage.json", choice)
     paths = [part for name in ("target", "tokenizer") for part in (f"--{name}", tmp_path / f"{name}.json")]
     paths += ["--data", tmp_path / "rows.json", "--out", tmp_path / "chosen", "--choice", tmp_path / "final_stage.json"]

@@ -21,10 +21,7 @@ from tests.measure.demo_draft import ROOT, Line, Measured, assert_as_ours, is_se
 from tests.measure.small_draft import LAYERS, make
 
 STAMP = ".venv-serve/openvino/.stamp"
-pytestmark = [
-    pytest.mark.serve,
-    pytest.mark.skipif(not (ROOT / STAMP).is_file(), reason=f"{STAMP} missing: make test-serve"),
-]
+pytestmark = [pytest.mark.serve, pytest.mark.skipif(not (ROOT / STAMP).is_file(), reason=f"{STAMP} missing: make test-serve")]
 PYTHON = ROOT / ".venv-serve/openvino/bin/python"
 ENGINE = ["--engine", "openvino", "--serve-python", str(PYTHON)]
 Spoil = Callable[[dict[str, Any], dict[str, Tensor]], object]

@@ -160,10 +160,7 @@ def test_figures_take_their_colours_from_the_page(folder: Path) -> None:
     [
         (
             {"mismatches": 0, "near_ties": 0, "margin": None, "margin_allowed": None, "seconds_speculative": 6.0},
-            [
-                "500 tokens compared with plain greedy decoding, 0 mismatches.",
-                "speed-up 0.50×: slower than plain decoding",
-            ],
+            ["500 tokens compared with plain greedy decoding, 0 mismatches.", "speed-up 0.50×: slower than plain decoding"],
         ),
         (
             {"seconds_speculative": 1.0},
@@ -172,10 +169,7 @@ def test_figures_take_their_colours_from_the_page(folder: Path) -> None:
                 "speed-up 3.00×.",
             ],
         ),
-        (
-            {"mismatches": 2, "seconds_speculative": 3.0},
-            ["Not lossless", "100 mismatches, 50 proven", ": no clear gain"],
-        ),
+        ({"mismatches": 2, "seconds_speculative": 3.0}, ["Not lossless", "100 mismatches, 50 proven", ": no clear gain"]),
         (
             {"near_ties": 0, "margin": 0.1},
             ["Not lossless", "50 mismatches, none proven near-ties, the widest at 125.0 % of the margin allowed."],

@@ -30,10 +30,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 LLAMA = LlamaConfig(**SHAPE, tie_word_embeddings=False)
 TARGETS: dict[str, list[PretrainedConfig]] = {
     "tensor_parallel": [Qwen2Config(**SHAPE, tie_word_embeddings=True), LLAMA],
-    "partitioned": [
-        Qwen2Config(**WIDE, tie_word_embeddings=True),
-        Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=64),
-    ],
+    "partitioned": [Qwen2Config(**WIDE, tie_word_embeddings=True), Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=64)],
 }
 DRAFTS = ("glide soft", "glide hard", "eagle3", "dflash")
 

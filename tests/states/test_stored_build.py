@@ -69,10 +69,7 @@ def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: St
     glide.rows()
     assert (glide.batches, files(glide.folder)) == (0, before), "a whole shard is not computed again"
     first, second = sorted(glide.folder.glob("*/*.safetensors"))[:2]
-    damages: dict[Path, Callable[[], Any]] = {
-        first: first.unlink,
-        second: lambda: second.write_bytes(second.read_bytes()[:-1]),
-    }
+    damages: dict[Path, Callable[[], Any]] = {first: first.unlink, second: lambda: second.write_bytes(second.read_bytes()[:-1])}
     for path, damage in damages.items():
         damage()
         with refused(path, f"rm -f {path} {path.parent}/shard.json"):

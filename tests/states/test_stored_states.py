@@ -132,10 +132,7 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
     assert block.batches == 0
 
 
-@pytest.mark.parametrize(
-    ("method", "more"),
-    [("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"]), ("dflash", [HARD])],
-)
+@pytest.mark.parametrize(("method", "more"), [("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"]), ("dflash", [HARD])])
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, states_of: StatesOf, method: str, more: list[str]) -> None:
     """With the final hidden states also where labels are hard, so that acceptance is measured.
 

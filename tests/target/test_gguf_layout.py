@@ -104,12 +104,7 @@ def edit(path: Path, **fields: Any) -> None:
         ("llama", "q4_0", {}, ("--dtype: q4_0:", "f32, f16, bf16, q8_0")),
         ("llama", "f32", {"rope_parameters": YARN}, ("{}: rope_parameters:", "'yarn'", "linear or llama3;", "vLLM")),
         ("llama", "f32", {"hidden_act": "gelu"}, ("{}: hidden_act: is 'gelu'", "silu")),
-        (
-            "qwen2",
-            "f32",
-            {"layer_types": ["sliding_attention", "full_attention"]},
-            ("{}/config.json: sliding_window:", "vLLM"),
-        ),
+        ("qwen2", "f32", {"layer_types": ["sliding_attention", "full_attention"]}, ("{}/config.json: sliding_window:", "vLLM")),
     ],
 )
 def test_what_llama_cpp_cannot_represent_is_refused(

@@ -110,9 +110,7 @@ def test_running_text_and_the_targets_own_training_are_refused(settings: Setting
 
 
 @pytest.mark.slow
-def test_answers_are_tokenized_in_the_place_of_records_and_made_again_for_what_decides_them_alone(
-    workflow: Workflow,
-) -> None:
+def test_answers_are_tokenized_in_the_place_of_records_and_made_again_for_what_decides_them_alone(workflow: Workflow) -> None:
     regenerate(workflow)
     plan = workflow.plan()
     jobs = {output: fields for output, fields in plan.items() if "/answers/" in output}

@@ -6,14 +6,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec.config import compose_stage
-from longspec.workflow.jobs.resources import (
-    Limits,
-    StageNeeds,
-    check_call,
-    gpus_in,
-    limits_of,
-    with_gpus,
-)
+from longspec.workflow.jobs.resources import Limits, StageNeeds, check_call, gpus_in, limits_of, with_gpus
 from tests.refusals import refused
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240)
