@@ -43,7 +43,7 @@ onstart:
     slurm = hasattr(workflow.executor_settings, "init_seconds_before_status_checks")
     with one_line_errors():
         given = workflow.rerun_triggers != RerunTrigger.all()
-        check_call(sys.argv, GIVEN, policy=given, slurm=slurm)
+        check_call(sys.argv, SET_RESOURCES, policy=given, slurm=slurm)
         for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)

@@ -12,8 +12,9 @@ from longspec.workflow.jobs.resources import (
     limits_of,
 )
 
-# What the profile sets for `train`. Snakemake (9.27) has no public name for it; not reported.
-GIVEN = workflow.resource_settings._parsed_overwrite_resources.get("train", {})
+# What the profile sets, by rule. Snakemake (9.27) has no public name for it; not reported.
+SET_RESOURCES = workflow.resource_settings._parsed_overwrite_resources
+GIVEN = SET_RESOURCES.get("train", {})
 with one_line_errors():
     LIMITS = limits_of({name: str(value.raw) for name, value in GIVEN.items()})
 NEEDS = StageNeeds(LIMITS)

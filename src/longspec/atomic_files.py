@@ -225,8 +225,7 @@ def named_folder(manifest: Path) -> str:
     """Return the folder that a manifest names as its `path`. Raises ValueError for a JSON file that names none."""
     content = read_json_object(manifest)
     if missing := sorted({"path", "files"} - content.keys()):
-        told = "give a target_manifest.json or a tokenizer_manifest.json"
-        raise ValueError(f"{manifest}: {missing[0]}: missing, so it is no folder's manifest; {told}")
+        raise ValueError(f"{manifest}: {missing[0]}: missing, so it names no folder; give models/<name>/target_manifest.json")
     return str(content["path"])
 
 

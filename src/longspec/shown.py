@@ -86,8 +86,7 @@ def of_disk(fault: Exception) -> str:
     # safetensors and torch raise errors of their own for a full disk.
     if code in FULL or any(os.strerror(each) in str(fault) for each in FULL):
         return f"error: {brief(fault)}; free some space there, and run it again"
-    is_place = code in CLOSED and getattr(fault, "filename", None) is not None  # of none, nobody can correct it
-    return f"error: {brief(fault)}; {CORRECT}" if is_place else ""
+    return f"error: {brief(fault)}; {CORRECT}" if code in CLOSED else ""
 
 
 @contextmanager

@@ -40,7 +40,7 @@ def write_rows(folder: Path, documents: list[Document], collation: str, tokenize
 def rows(tmp_path: Path) -> dict[str, Path]:
     """Rows of answers and of text, and a target of some more tokens than they have."""
     write_json(tmp_path / "target/config.json", {"vocab_size": TOKENS})
-    write_json(tmp_path / "target.json", {"path": str(tmp_path / "target")})
+    write_json(tmp_path / "target.json", {"path": str(tmp_path / "target"), "files": {}})
     return {"answers": write_rows(tmp_path / "a", ANSWERS, "longcot"), "text": write_rows(tmp_path / "b", TEXT, "base")}
 
 

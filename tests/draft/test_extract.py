@@ -61,7 +61,7 @@ def test_of_a_checkpoint_of_any_number_of_ranks_nothing_else_is_asked(
         verb("extract", stage / "checkpoint.json")
     CONFIG.save_pretrained(tmp_path / "target")
     (tmp_path / "target/tokenizer.json").write_text("{}")
-    write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target")})
+    write_json(tmp_path / "models/demo/target_manifest.json", {"path": str(tmp_path / "target"), "files": {}})
     (stage / "runtime.yaml").write_text("micro_batch: 3\nlog_target_loss: tru")
     verb("extract", stage / "checkpoint.json")
     config = read_json(stage / "draft" / "config.json")

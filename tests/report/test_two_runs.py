@@ -84,16 +84,16 @@ def test_the_difference_is_paired_and_the_first_card_is_the_answer(tmp_path: Pat
     assert 'class="no"' not in source[source.index("card answer") : source.index('<section class="card">')]
 
 
-def test_speeds_of_other_machines_are_not_judged(tmp_path: Path) -> None:
+def test_speeds_of_other_devices_are_not_judged(tmp_path: Path) -> None:
     arguments = write_runs(tmp_path)
     for run, device in (("a", "x86_64"), ("b", "NVIDIA H200")):
         held = {"identity": {"device": device, "threads": 2, "seed": 0}}
         (tmp_path / f"{run}/base/evaluation/.longcot.measured.jsonl").write_text(json.dumps(held) + "\n")
     (row,) = report(arguments)["answers"]
-    assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other machines", None)
+    assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other devices", None)
     assert row["speed_up"]["by"] == pytest.approx(-0.75)
     assert row["differs"] == [{"key": "device", "old": "x86_64", "new": "NVIDIA H200", "stages": []}]
-    assert "Measured speed-up: measured on other machines, −0.750" in read_page(tmp_path)[2]
+    assert "Measured speed-up: measured on other devices, −0.750" in read_page(tmp_path)[2]
 
 
 def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:

@@ -90,9 +90,3 @@ def test_every_published_experiment_begins_where_another_ends(root: Path) -> Non
 def test_a_missing_draft_before_it_is_named(workplace: Path, root: Path) -> None:
     with refused(f"results/{BASE}/draft/model.safetensors", "--init-weights"):
         read_job(command(root, LONG), ONE)
-
-
-def test_another_json_file_is_no_target(workplace: Path, root: Path) -> None:
-    write_json(workplace / "shard.json", {"path": "x"})
-    with refused("shard.json: files: missing", "target_manifest.json"):
-        read_job(command(root, BASE, "files.target=shard.json"), ONE)

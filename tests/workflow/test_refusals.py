@@ -36,7 +36,13 @@ SCHEMA = {
     (r"^variants: \[.*?\]", "variants: [1]"): ("variants.0", "a name", "is 1"),
 }
 CASES = {
-    "a list of replayed stages": (LONGCOT, r"replay: \{.*?\}", "replay: [base]", LAST, "recipe.data.replay: {base: 0.2} (in "),
+    "a list of replayed stages": (
+        LONGCOT,
+        r"replay: \{.*?\}",
+        "replay: [base]",
+        "config/run/demo.yaml: stages.longcot.recipe.data.replay",
+        "is ['base']",
+    ),
     "a target that nothing trains": (MODEL, r"mixture:\n(?: +-.*\n)+", "mixture: []\n", f"{MODEL}: build.mixture", "empty"),
     "a key of the target's phases": (MODEL, r"\brows:", "row:", f"{BASE}: build.mixture.0.row: unknown key", "'rows'?"),
     "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", f"{PUZZLE}.source: in/a.jsonl", "no such"),

@@ -28,16 +28,22 @@ def test_limits_are_those_of_the_profile_or_the_rules_own() -> None:
 
 
 def test_a_call_that_takes_the_place_of_a_profiles_settings_is_refused() -> None:
-    check_call(["--profile", "slurm", "--set-resource-scopes", "gpu_jobs=global"], ["ranks", "gres"], policy=True, slurm=True)
-    check_call(["--set-resources", "train:ranks=4"], ["ranks"], policy=True, slurm=False)
+    check_call(
+        ["--profile", "slurm", "--set-resource-scopes", "gpu_jobs=global"],
+        {"train": ["ranks", "gres"]},
+        policy=True,
+        slurm=True,
+    )
+    check_call(["--set-resources", "train:ranks=4"], {"train": ["ranks"]}, policy=True, slurm=False)
     for words in (["--set-resources", "train:ranks=4"], ["--set-resources=dequantize_target:mem_mb=320000"]):
         with refused("--set-resources", "profiles/slurm/profile.yaml", "--profile COPY"):
-            check_call(words, ["ranks"], policy=True, slurm=True)
+            check_call(words, {"train": ["ranks"]}, policy=True, slurm=True)
     with refused("rerun-triggers", "profiles/default", "--workflow-profile", "--profile"):
-        check_call([], [], policy=False, slurm=False)
-    check_call(["--rerun-triggers", "mtime", "params", "input", "code", "software-env"], [], policy=False, slurm=False)
-    with refused("set-resources: train:", "slurm_partition", "ranks", "profiles/slurm/profile.yaml"):
-        check_call(["--profile", "slurm", "--profile", "mine"], ["slurm_partition"], policy=True, slurm=True)
+        check_call([], {}, policy=False, slurm=False)
+    check_call(["--rerun-triggers", "mtime", "params", "input", "code", "software-env"], {}, policy=False, slurm=False)
+    for given in ({"train": ["slurm_partition"]}, {"evaluate": ["mem_mb"]}):
+        with refused("set-resources:", "ranks for train", "profiles/slurm/profile.yaml"):
+            check_call(["--profile", "slurm", "--profile", "mine"], given, policy=True, slurm=True)
 
 
 GPUS = [("", 0), ("gpu", 1), ("gpu:8", 8), ("gpu:h100:4", 4), ("nvme:2,gpu:a100_80gb:2", 2), ("shard:3", 0)]

@@ -62,7 +62,12 @@ def run(options: argparse.Namespace) -> int:
     if served is not None:
         by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
         comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
-    told = {"target": scalar(options.target), "name": scalar(path.stem), "data": scalar(options.data), "method": options.method}
+    told = {
+        "target": scalar(options.target),
+        "name": scalar(f"{path.stem}-data"),
+        "data": scalar(options.data),
+        "method": options.method,
+    }
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")

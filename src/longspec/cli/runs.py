@@ -1,5 +1,6 @@
 """`longspec plan`, `train` and `report`: a run from its file to its draft, by Snakemake."""
 
+import re
 import subprocess
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -20,7 +21,9 @@ from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
-MAKES_NOTHING = {"-n", "--dry-run", "--dryrun", "--unlock"}  # options of Snakemake after which there is nothing to tell
+# Options of Snakemake after which there is nothing to tell; -n may stand among other letters.
+MAKES_NOTHING = re.compile(r"-[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|unlock|summary|lint|dag|rulegraph|touch|list-rules)")
+CHANGED = "what it begins with has changed"
 EVERY = 30.0  # seconds between two looks at the stages that train
 
 
@@ -69,9 +72,12 @@ def plan(options: Namespace) -> int:
     trained = [Path(name).parent for name, rule in made.items() if rule == "train"]
     run = read_run(options.run, [CONFIG_DIR])
     for variant in dict.fromkeys(folder.parent for folder in trained):
+        before = False
         for stage in run.says.stages:
             folder = variant / stage
-            print(_stage(options.run, folder) if folder in trained else f"{folder}: stays as it is")
+            told = _stage(options.run, folder, begins_anew=before) if folder in trained else f"{folder}: stays as it is"
+            print(told)
+            before = before or folder in trained
     if not trained:
         print("no stage is trained: all drafts stay as they are")
     method = run.says.method or default_method()
@@ -81,21 +87,33 @@ def plan(options: Namespace) -> int:
     return 0
 
 
-def _stage(run: str, folder: Path) -> str:
-    """Say of a stage that is to be trained what has changed since its recipe was frozen, its steps, and their time if known."""
-    recipe, frozen = compose_stage(run, folder.parent.name, folder.name).recipe, folder / "recipe.yaml"
-    before = stages.read(folder, folder.name, folder.parent) if frozen.is_file() else None
-    number, pace = (recipe.steps, None) if before is None else (recipe.steps or before.total, before.middle("seconds"))
-    cost = "" if number is None else f"; {number} steps" + (f", about {duration(number * pace)}" if pace is not None else "")
-    if before is None or (before.saved is None and not (folder / "checkpoint.json").is_file()):
-        return f"{folder}: is trained{cost}"
-    changed = "; ".join(differences(yaml_files.read(frozen), plain(recipe)))
-    if before.saved is not None and before.saved < (before.total or 0):
-        if not changed:
-            return f"{folder}: goes on behind step {before.saved}{cost}"
+def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
+    """Say of a stage that is to be trained why, its steps, and their time as far as an earlier training tells it.
+
+    begins_anew: whether a stage before it is trained too. Like the trainer it goes by the newest checkpoint (find_resumable).
+    """
+    recipe = compose_stage(run, folder.parent.name, folder.name).recipe
+    before = stages.read(folder, folder.name, folder.parent) if (folder / "recipe.yaml").is_file() else None
+    whole = (folder / "checkpoint.json").is_file()
+    if before is None or (before.saved is None and not whole):
+        return f"{folder}: is trained{_cost(before, recipe.steps)}"
+    changed = "; ".join(differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe)))
+    changed = changed or (CHANGED if begins_anew else "")
+    left = 0 if before.saved is None else (before.total or 0) - before.saved
+    if left > 0 and changed:
         anew = join(["rm", "-r", str(folder / CHECKPOINTS)])
-        return f"{folder}: would be refused at step {before.saved}: {changed}; undo the change, or train anew after: {anew}"
-    return f"{folder}: is trained again: {changed or 'what it begins with has changed'}{cost}"
+        return f"{folder}: would be refused at step {before.saved}: {changed}; undo that, or train anew after: {anew}"
+    if not changed and (left > 0 or not whole):
+        return f"{folder}: goes on behind step {before.saved}{_cost(before, left)}"
+    return f"{folder}: is trained again: {changed or CHANGED}{_cost(before, recipe.steps)}"
+
+
+def _cost(before: stages.Stage | None, steps: int | None) -> str:
+    """Return the number of steps that are to be done, and their time by what those before took."""
+    pace = None if before is None else before.middle("seconds")
+    if steps is None:
+        return ""
+    return f"; {steps} steps" + (f", about {duration(steps * pace)}" if pace is not None else "")
 
 
 def train(options: Namespace) -> int:
@@ -108,7 +126,8 @@ def train(options: Namespace) -> int:
                 print(line, flush=True)
 
     code = snakemake(*_chosen(options), look=look)
-    return code if code or MAKES_NOTHING.intersection(options.snakemake) or not _is_told(results) else report(options)
+    made = not any(map(MAKES_NOTHING.fullmatch, options.snakemake)) and _is_told(results)
+    return report(options) if made and not code else code
 
 
 def _is_told(results: Path) -> bool:

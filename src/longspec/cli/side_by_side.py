@@ -38,8 +38,8 @@ OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd
 CHARACTERS = 400  # of a text that is gone on with
 EQUAL = "texts equal"
 FASTER = {  # by what generate decodes with where the draft does not pay
-    NoDraft: "; generate would leave it out on this machine",
-    LookupDrafter: "; generate would take prompt lookup on this machine",
+    NoDraft: "leave it out",
+    LookupDrafter: "take prompt lookup alone",
 }
 
 
@@ -148,7 +148,9 @@ def decode_both(
     if drafter.acceptance:
         shape = best_shape(target, drafter, start, 0.0)
         instead = FASTER.get(type(best_way(target, drafter, start, 0.0)[0]), "")
-    console.rule(f"with the draft; what it drafted is green{instead}", align="left", style="dim")
+    console.rule("with the draft; what it drafted is green", align="left", style="dim")
+    if instead:
+        console.print(Text(f"generate would {instead}, which is faster on this machine", "dim"))
     both = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)
     decoded = speculate(

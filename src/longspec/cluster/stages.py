@@ -40,6 +40,7 @@ class Stage:
     saved: int | None = None  # the last checkpoint's step
     saved_ago: float | None = None
     total: int | None = None
+    recipe: dict[str, Any] | None = None  # with which that checkpoint was made
     attempts: int = 0
     log: Path | None = None
 
@@ -126,7 +127,7 @@ def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | Non
             stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
         except (OSError, ValueError):  # not there, rotated away just now, or damaged, as the trainer will say
             continue
-        stage.saved, stage.total = manifest["step"], manifest["steps"]
+        stage.saved, stage.total, stage.recipe = manifest["step"], manifest["steps"], manifest["identity"].get("recipe")
         break
     stage.total = stage.status.get("steps") or stage.total  # 0 until the first step of an attempt is known
     log = results.parent / "logs/train" / f"{name}.log"

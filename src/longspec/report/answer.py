@@ -11,7 +11,7 @@ from longspec.report.tables import flatten
 Row = dict[str, Any]
 YES, NO, SAME, UNDECIDED, TOO_FEW, UNMEASURED = "yes", "no", "the same", "undecided", "too few records", "not measured"
 
-OTHER_MACHINES = "measured on other machines"
+OTHER_DEVICES = "measured on other devices"
 
 
 def verdict(found: Row) -> str:
@@ -51,20 +51,20 @@ def answers(pairs: list[tuple[Variant, Variant]], between: list[Row]) -> list[Ro
         speed = difference(faster, slower, faster.of_task(None), ("seconds_plain", "seconds_speculative"))
         row = names | {"acceptance": by_task.pop(None), "tasks": by_task, "differs": differing(before, other)}
         faster_by = judged(speed, before.name, other.name)
-        if _other_machines(before, other):  # of which an interval over records knows nothing
-            faster_by |= {"verdict": OTHER_MACHINES, "better": None, "worse": None, "by": speed["difference"]}
+        if _other_devices(before, other):  # of which an interval over records knows nothing
+            faster_by |= {"verdict": OTHER_DEVICES, "better": None, "worse": None, "by": speed["difference"]}
             faster_by |= {end: speed[end] for end in ("low", "high")}
         rows.append(row | {"speed_up": faster_by})
     return rows
 
 
-def _other_machines(before: Variant, other: Variant) -> bool:
-    """Tell whether speeds are known to be of other devices, numbers or threads."""
+def _other_devices(before: Variant, other: Variant) -> bool:
+    """Tell whether speeds are known to be of other devices."""
     return bool(before.machine and other.machine) and before.machine != other.machine
 
 
 def differing(before: Variant, other: Variant) -> list[Row]:
-    """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance and machines.
+    """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance and devices.
 
     A key that differs in the same way in several stages stands once. Of two methods the names are told: that each has settings
     and a class of its own follows from them. Not what provenance says of stages, files and the choice: the page tells them.
@@ -78,7 +78,7 @@ def differing(before: Variant, other: Variant) -> list[Row]:
         flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
         for variant in (before, other)
     ]
-    if _other_machines(before, other):
+    if _other_devices(before, other):
         told = [each | variant.machine for each, variant in zip(told, (before, other), strict=True)]
     both = [(stage, recipes[0][stage], recipes[1][stage]) for stage in recipes[0] if stage in recipes[1]]
     for stage, old, new in [*both, ("", told[0], told[1])]:

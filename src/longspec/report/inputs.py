@@ -17,7 +17,7 @@ from longspec.measure import lines
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings
 
-MACHINE = ("device", "dtype", "threads")  # of an evaluation's identity
+MACHINE = ("device", "ranks")  # of an evaluation's identity
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Variant:
     """One variant of the run: its stages in training order and what each drafter did.
 
     evaluations: of the baselines, the stages in order, the final draft with lookup where it was measured; final: the stage that
-    is published; vocabulary: None where the draft proposes all of the target's tokens; machine: what its final draft's speed
-    was measured with, by name.
+    is published; vocabulary: None where the draft proposes all of the target's tokens; machine: the device that its final
+    draft was measured on, and how many.
     """
 
     name: str
@@ -120,7 +120,7 @@ def read_variant(
 
 
 def _machine_of(measured: Path) -> dict[str, Any]:
-    """Return what decides the speeds of an evaluation beside its draft; of one that left nothing of it, nothing."""
+    """Return the devices that an evaluation ran on; nothing where it left no word of them."""
     identity = next(jsonl.read(measured), {}).get("identity", {}) if measured.is_file() else {}
     return {name: identity[name] for name in MACHINE if name in identity}
 

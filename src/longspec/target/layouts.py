@@ -18,7 +18,7 @@ def checked_layout(folder: Path, layout: str, out: Path) -> Any:
     if layout not in known:
         raise ValueError(f"--layout: {layout}: targets have no such layout; known: {', '.join(known)}")
     if out.exists():
-        raise ValueError(f"--out: {out}: is there already; give another name, or remove it")
+        raise ValueError(f"{out}: is there already; give another name, or remove it")
     module = import_module(f"longspec.target.{layout}_layout")
     module.check(read_target_config(str(folder)), folder / CONFIG)
     return module

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
-from longspec.atomic_files import checked_folder
+from longspec.atomic_files import checked_folder, named_folder
 from longspec.config import ConfigError, Runtime
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
@@ -106,6 +106,7 @@ def shown(value: float | None) -> str:
 def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: Stop) -> None:
     """Train the stage, from its start or its last checkpoint to its last step or a request to stop."""
     with non_retryable():
+        named_folder(job.target)
         rows = open_rows(job)
         vocabulary = read_vocabulary(job, rows)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)

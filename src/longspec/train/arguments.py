@@ -9,7 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from longspec.atomic_files import named_folder, write_text
+from longspec.atomic_files import write_text
 from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.distributed import Ranks, log
 from longspec.shown import named_path
@@ -96,8 +96,7 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
 
 
 def _checked(job: Job) -> Job:
-    """Return the job. Raises ValueError for weights to begin with that are missing or wanted, and for no target's manifest."""
-    named_folder(job.target)
+    """Return the job. Raises ValueError for weights to begin with that are not there, or that recipe.init wants."""
     if job.init_weights is not None and not job.init_weights.exists():
         raise ValueError(
             f"{job.init_weights}: no such draft to begin with (--init-weights, files.init_weights=); train the stage before "

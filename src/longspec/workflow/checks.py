@@ -10,7 +10,6 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import CONFIG_DIR, faults
-from longspec.config.names import checked_name
 from longspec.config.run_file import Run, name_of
 from longspec.data import presets
 from longspec.engines import ENGINES, OURS
@@ -36,7 +35,10 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
     for run in settings["runs"]:
         with faults.faults_in(files[run].file):
             faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
-    measured = {run: evaluations.of_run(files[run], settings, configs) for run in settings["runs"]}
+    of_first = {run: config for (run, _, _), config in reversed(configs.items())}
+    measured = {
+        run: evaluations.of_run(files[run], settings, configs, runs.sizes_of(of_first[run])[2]) for run in settings["runs"]
+    }
     plan = Plan(settings, files, variants, configs, measured)
     runs.check_replays(plan)
     check_finals(plan)
@@ -73,7 +75,6 @@ def data_of_runs(settings: dict[str, Any], known: Iterable[Run]) -> dict[str, An
     for run in known:
         with faults.faults_in(run.file):
             for dataset, entry in datasets.entries_of(run.says.data).items():
-                checked_name(dataset, key="data: the name of a data set")
                 faults.check(Dataset, presets.expand(dataset, entry), f"data.{dataset}")
                 if data.setdefault(dataset, entry) != entry:
                     raise ValueError(

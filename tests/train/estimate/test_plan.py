@@ -69,6 +69,12 @@ def test_steps_hours_and_batches(folder: Path, capsys: pytest.CaptureFixture[str
     assert f"{each / 2e6:.1f} s a step, {5 * each / 2e6 / 3600:.1f} hours in all" in text
 
 
+def test_another_json_file_is_no_target(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_json(folder / "shard.json", {"path": "x"})
+    assert plan.main(command(folder, "--rows", "21", "--target", str(folder / "shard.json"))) == 1
+    assert f"{folder}/shard.json: files: missing" in capsys.readouterr().err
+
+
 def test_packed_data_are_counted(folder: Path, corpus: Corpus) -> None:
     """Labels and documents of real rows, each counted."""
     data, (recipe, runtime) = PackedRows(corpus.answers), frozen(folder)

@@ -40,10 +40,10 @@ def limits_of(block: Mapping[str, str]) -> Limits:
     return limits
 
 
-def check_call(words: Sequence[str], train: Collection[str], *, policy: bool, slurm: bool) -> None:
+def check_call(words: Sequence[str], given: Mapping[str, Collection[str]], *, policy: bool, slurm: bool) -> None:
     """Raise ValueError for a call whose options take the place of what no call may lose of a profile.
 
-    train: resources that are set for the rule train; policy: whether any rerun-triggers are; of none Snakemake takes all.
+    given: by rule the resources that are set for it; policy: whether any rerun-triggers are; of none Snakemake takes all.
     """
     options = {word.partition("=")[0] for word in words}
     if not policy and "--rerun-triggers" not in options:
@@ -51,15 +51,15 @@ def check_call(words: Sequence[str], train: Collection[str], *, policy: bool, sl
             "rerun-triggers: those of profiles/default are missing: a changed line of code would train finished stages again. "
             "--workflow-profile takes their place; give your own folder as --profile instead"
         )
-    if slurm and train and "ranks" not in train:
-        raise ValueError(
-            f"set-resources: train: sets {', '.join(train)}, but no ranks: set-resources of a second profile takes the place "
-            "of the first one's whole section, GPUs included. Write all of it there, as profiles/slurm/profile.yaml has it"
-        )
     if slurm and "--set-resources" in options:
         raise ValueError(
             "--set-resources takes the place of all that a profile sets for any rule, GPUs included. Change "
             "profiles/slurm/profile.yaml instead, or a copy of its folder, and give that: --profile COPY"
+        )
+    if slurm and given and "ranks" not in given.get("train", ()):
+        raise ValueError(
+            "set-resources: has no ranks for train. That of a second profile takes the place of the first one's whole section, "
+            "GPUs included: write all of it there, as profiles/slurm/profile.yaml has it; one process is ranks: 1"
         )
 
 

@@ -29,22 +29,23 @@ class RunEvaluation:
         return self.run.file if key in self.own else datasets.FILE
 
 
-def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any]) -> RunEvaluation:
+def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any], positions: int | None = None) -> RunEvaluation:
     """Return the evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
 
     A run without tasks is measured on held-out records of the data that it trains on. settings: of config/workflow.yaml,
-    presets laid out; configs: of all stages, by (run, variant, stage). Raises ValueError with the file and the key at fault.
+    presets laid out; configs: of all stages, by (run, variant, stage); positions: of the target, if known, by which prompts of
+    the run's own data leave room for what follows. Raises ValueError with the file and the key at fault.
     """
     own = dict(run.says.evaluation)
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
         recipes = [config.recipe for key, config in configs.items() if key[0] == run.name]
         rows = {name: recipe.data.sequence_length for recipe in recipes for name in mix_of(recipe.data.name)}
         asked = own.get("new_tokens", settings["evaluation"].get("new_tokens"))
-        behind = asked + tasks.ROOM if isinstance(asked, int) else 0  # a row is no longer than the target's positions
+        room = positions - asked - tasks.ROOM if positions and isinstance(asked, int) else None
         own["tasks"] = {
             name: {
                 "data": name,
-                "context": [SHORTEST, max(SHORTEST, min(length * 3 // 4, length - behind))],
+                "context": [SHORTEST, max(SHORTEST, min(length * 3 // 4, length if room is None else room))],
                 "whole_questions": AUTO,
             }
             for name, length in rows.items()

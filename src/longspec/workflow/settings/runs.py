@@ -100,6 +100,12 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
             )
 
 
+def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
+    """Return layers, tokens and positions of a stage's target, each None where only its weights' job can tell."""
+    fetched = Path(TARGET.format(model=config.recipe.model.name)).parent / "target"
+    return targets.sizes_of(config.recipe.model.source, config.build, fetched)
+
+
 def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEvaluation]) -> None:
     """Raise ValueError for a target that is there and cannot be used, has no positions for the rows and the prompts, or whose
     layers or tokens are not as the draft wants them; and for drafts of a round that the draft's tokens cannot fill.
@@ -108,10 +114,9 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
     """
     for (run, _, stage), config in configs.items():
         named, recipe, evaluation = f"run '{run}', stage '{stage}'", config.recipe, evaluations.get(run)
-        source, length = recipe.model.source, recipe.data.sequence_length
-        fetched = Path(TARGET.format(model=recipe.model.name)).parent / "target"
+        length, fetched = recipe.data.sequence_length, Path(TARGET.format(model=recipe.model.name)).parent / "target"
         targets.check_target(f"{named}: recipe.model", recipe, fetched)
-        layers, tokens, positions = targets.sizes_of(source, config.build, fetched)
+        layers, tokens, positions = sizes_of(config)
         if positions is not None and length > positions:
             raise ValueError(
                 f"{named}: recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; "
