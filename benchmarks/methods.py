@@ -68,7 +68,7 @@ def variants_of(name: str) -> dict[str, str]:
     }
 
 
-# Half of SmolLM2's questions: a training on one core stays within 25 minutes.
+# A part of SmolLM2's questions: a training on one core stays within 25 minutes.
 SMOLLM2 = "data={smollm2-questions: {records: 1800}}"
 DEMO = ("methods", "demo", variants_of("demo"))
 SIZES = {

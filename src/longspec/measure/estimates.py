@@ -24,21 +24,22 @@ Row = dict[str, Any]
 def sums_by_record(
     tasks_P: npt.NDArray[np.generic], records_P: npt.NDArray[np.generic], *columns_P: npt.NDArray[np.generic]
 ) -> tuple[npt.NDArray[np.generic], list[FloatArray]]:
-    """Return the task of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
+    """Return the first prompt of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
     _, stratum_P = np.unique(tasks_P, return_inverse=True)
     pairs_2P = np.stack([stratum_P, records_P])
     _, first_N, number_P = np.unique(pairs_2P, axis=1, return_index=True, return_inverse=True)
     sums = [np.asarray(np.bincount(number_P.ravel(), weights=column_P), float) for column_P in columns_P]
-    return tasks_P[first_N], sums
+    return first_N, sums
 
 
-def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None) -> dict[str, float]:
+def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None, texts_N: npt.ArrayLike | None = None) -> dict[str, float]:
     """Return `mean`, sum(over) / sum(under) over records, and the ends of its 95 % interval, `low` and `high`.
 
-    Of two ratios it is the first less the second, of the same records. strata_N: the task of each record, [N]. The interval is
-    Student's t of the changes that leaving one record out makes (the jackknife: Cochran, Sampling Techniques, 6.17), around
-    each task's mean. A task of one record has no spread of its own: its change counts whole. How often the interval holds the
-    truth: benchmarks/interval_coverage.py. Raises ValueError without records.
+    Of two ratios it is the first less the second, of the same records. strata_N: the task of each record, [N]; texts_N: the
+    number of its text from 0, where several tasks have the same texts. The interval is Student's t of the changes that leaving
+    one record out makes (the jackknife: Cochran, Sampling Techniques, 6.17), around each task's mean; those of one text are
+    added up. A task of one record has no spread of its own: its change counts whole. How often the interval holds the truth:
+    benchmarks/interval_coverage.py. Raises ValueError without records.
     """
     pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
     records = len(pairs[0][0])
@@ -51,9 +52,11 @@ def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None) -> dict[str, 
         ratio = over_N.sum() / under_N.sum()
         others_N = under_N.sum() - under_N if records > 1 else under_N
         mean, change_N = mean + sign * ratio, change_N + sign * (over_N - ratio * under_N) / others_N
-    by_task = [change_N[strata == stratum] for stratum in np.unique(strata)]
-    variance = sum(len(x_M) * np.var(x_M, ddof=1) if len(x_M) > 1 else x_M[0] ** 2 for x_M in by_task)
-    reach = float(stdtrit(max(records - len(by_task), 1), (1 + LEVEL) / 2) * np.sqrt(variance))
+    _, stratum_N, size_T = np.unique(strata, return_inverse=True, return_counts=True)
+    mean_T, size_N = np.bincount(stratum_N, weights=change_N) / size_T, size_T[stratum_N]
+    spread_N = np.where(size_N > 1, (change_N - mean_T[stratum_N]) * np.sqrt(size_N / np.maximum(size_N - 1, 1)), change_N)
+    of_text = np.bincount(np.arange(records) if texts_N is None else np.asarray(texts_N), weights=spread_N)
+    reach = float(stdtrit(max(len(of_text) - len(size_T), 1), (1 + LEVEL) / 2) * np.sqrt(np.square(of_text).sum()))
     return {"mean": float(mean), "low": float(mean - reach), "high": float(mean + reach)}
 
 
@@ -74,11 +77,15 @@ def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> Row:
     """
     inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
     first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
-    tasks_N, sums = sums_by_record(first["task"][inside_P], first["record"][inside_P], *columns)
+    task_P, data_P, record_P = (first[name][inside_P] for name in ("task", "data", "record"))
+    first_N, sums = sums_by_record(task_P, record_P, *columns)
     inside_N = np.all([under_N > 0 for under_N in sums[1::2]], axis=0)
     pairs = [(over_N[inside_N], under_N[inside_N]) for over_N, under_N in zip(sums[::2], sums[1::2], strict=True)]
-    found: Row = estimate(*pairs, strata_N=tasks_N[inside_N])
-    records = int(inside_N.sum())
+    first_N = first_N[inside_N]
+    _, number_N = np.unique(data_P[first_N], return_inverse=True)
+    texts_2G, text_N = np.unique(np.stack([number_N, record_P[first_N]]), axis=1, return_inverse=True)
+    found: Row = estimate(*pairs, strata_N=task_P[first_N], texts_N=text_N.ravel())
+    records = texts_2G.shape[1]
     return (found if records >= FEWEST else found | {"low": None, "high": None}) | {"documents": records}
 
 

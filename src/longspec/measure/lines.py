@@ -100,7 +100,8 @@ class Evaluation:
     """Measurements of one drafter on every prompt."""
 
     path: Path
-    columns: dict[str, Array]  # each [P]: task, prompt_hash, the names of COUNTS and SECONDS, kept and reached at each place
+    # Each [P]: task, data (whose records), prompt_hash, the names of COUNTS and SECONDS, kept and reached at each place.
+    columns: dict[str, Array]
     lines: list[Line]  # of every temperature and shape, those of the main setting first
     left_out: dict[str, int] = field(default_factory=dict)  # by task: prompts of records that are not told
 
@@ -159,6 +160,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
     main = found[settings.settings[0]]
     columns = {name: np.array([row[name] for row in main]) for name in (*COUNTS, "task", "prompt_hash")}
     columns |= {name: np.array([row[name] for row in main], float) for name in SECONDS}
+    columns["data"] = np.array([settings.data.get(row["task"], row["task"]) for row in main])
     for place in range(settings.draft_tokens):  # how often the token at a place was kept, and all before it
         columns[f"kept {place}"], columns[f"reached {place}"] = np.array([row["positions"][place] for row in main]).T
     return Evaluation(path, columns, [row for rows in found.values() for row in rows], dict(dropped))
