@@ -150,7 +150,8 @@ def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Pa
         if (path := place / f"{run}{SUFFIX}").is_file():
             return path
     known = {path.stem for place in places for path in place.glob(f"*{SUFFIX}")}
-    raise ValueError(f"there is no config/{FOLDER}/{run}{SUFFIX}; {did_you_mean(run, known)}")
+    here = f"{run}{SUFFIX} is here: give it with its ending; " if Path(f"{run}{SUFFIX}").is_file() else ""
+    raise ValueError(f"there is no config/{FOLDER}/{run}{SUFFIX}; {here}{did_you_mean(run, known)}")
 
 
 def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Path, Section]:

@@ -26,7 +26,7 @@ ESCAPED = r"\<"  # else Markdown takes <owner> for a tag
 HEAD = """# All keys
 
 ```bash
-longspec plan mine                     # a key that is wrong is told here, with what is allowed
+longspec plan mine.yaml                # a key that is wrong is told here, with what is allowed
 ```
 
 `python -m longspec.workflow.reference` makes this page from the types in the source, and a JSON Schema, by which editors
