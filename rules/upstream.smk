@@ -68,7 +68,7 @@ Job.restart_times = property(restarts)
 # must not requeue it) and 485 (all nodes of a job that lost one are avoided from then on). Not reported: the executor waits for
 # ever for a job whose end it has no word for, and for one that Slurm has forgotten.
 asked_slurm = snakemake_executor_plugin_slurm.query_job_status
-SEEN = set()
+SEEN = {}
 
 
 async def ask_slurm(command, logger):

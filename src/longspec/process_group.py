@@ -20,9 +20,13 @@ def own_device(ranks: Ranks) -> torch.device:
 
 
 def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
-    """Join the process group; return this rank's device, which is then torch's own."""
+    """Join the process group; return this rank's device, which is then torch's own. Raises ValueError where it has none."""
     device = own_device(ranks)
     if device.type == "cuda":
+        if ranks.local_rank >= (gpus := torch.cuda.device_count()):
+            raise ValueError(
+                f"ranks: process {ranks.local_rank + 1} of this machine has no GPU, there are {gpus}; start {gpus}"
+            )
         torch.cuda.set_device(device)
     if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
         # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.

@@ -149,9 +149,10 @@ class Executor:
 
 
 def translated(states: dict[str, str]) -> dict[str, str]:
-    """The states as the executor is told here, where Slurm has known the job."""
-    seen: set[str] = set()
+    """The states as the executor is told here at Slurm's third such answer, where Slurm has known the job."""
+    seen: dict[str, int] = {}
     assert known_states({"7": "RUNNING", "8": "CANCELLED by 0"}, seen) == {"7": "RUNNING", "8": "CANCELLED"}
+    assert states or [known_states({}, seen) for _ in range(2)] == [{}, {}], "a busy squeue may say nothing"
     return known_states(states, seen)
 
 

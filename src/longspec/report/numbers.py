@@ -36,12 +36,13 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
 def speed(found: Evaluation, settings: Settings) -> Row:
     """Return the measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
 
-    Both costs are in plain steps; a draft step is a token of a chain or a level of a tree. Shares and costs are None where the
-    engine does not tell the seconds of draft and target apart.
+    Both costs are in plain steps; a draft step is a token of a chain or a level of a tree; None for trees by a budget, whose
+    rounds have as many levels as pay. Shares and costs are None where the engine does not tell draft and target apart.
     """
     plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
     draft, target = (float(found[name].sum()) for name in ("seconds_draft", "seconds_target"))
-    step_draft = draft / (found["rounds"].sum() * settings.draft_tokens)
+    levels = settings.draft_tokens if isinstance(settings.settings[0].shape, int | tuple) else np.nan
+    step_draft = draft / (found["rounds"].sum() * levels)
     step_plain = plain / found["new_tokens"].sum()
     parts = {
         "draft_share": draft / speculative,

@@ -47,6 +47,8 @@ from longspec.train.setup import build_trainer, identity_of, open_rows, open_sto
 from longspec.train.stage_folder import Status, find_resumable, non_retryable
 from longspec.train.trackers import Trackers, chosen
 
+SLOW_DISK = 50e6  # bytes a second that a stage's first save is reckoned with
+
 # Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
 
@@ -115,9 +117,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
-    # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
-    found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
-    with non_retryable():
+        # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
+        found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
@@ -131,6 +132,9 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         save_load.load(engine, folder / slot, resumed, ranks)
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     status.step, status.steps = step, steps
+    with non_retryable():
+        size = save_load.check_room(engine, folder, -(-(steps - step) // job.runtime.save_every), ranks)
+    stop.expect_save(resumed.get("longest_save") or size / SLOW_DISK)
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
         f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "
@@ -177,7 +181,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 began = time.perf_counter()
                 stop.begin_part()
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
-                state |= {"trackers": trackers.ids, "identity": identity}
+                state |= {"trackers": trackers.ids, "identity": identity, "longest_save": stop.longest_save}
                 sync = metrics.sync if metrics else lambda: None
                 size = save_load.save(engine, folder, state, ranks, status.check_owner, sync)
                 if ranks.is_main:

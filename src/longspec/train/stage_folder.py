@@ -15,7 +15,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import read_json, sha256_file, write_json
+from longspec.atomic_files import read_json, remove, sha256_file, write_json
 from longspec.config import differences, plain
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
@@ -42,22 +42,43 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     """Find the slot to go on from; None to start afresh.
 
     Checkpoints of a finished stage with another identity (recipe, data, target, initial weights, dtype) are set aside, none
-    is deleted. Raises ValueError for those of an unfinished one: half a training is not thrown away by an edit.
+    is deleted; once an edit is undone they are taken back. Raises ValueError for those of an unfinished one where none are to
+    be taken back: half a training is not thrown away by an edit.
     """
     found = find_slot(folder)
     changed = differences(found[1]["identity"], identity) if found else []
-    if not found or not changed:
+    if found and not changed:
         return found
-    slot, manifest = found
-    if manifest["step"] < manifest["steps"]:
-        raise NonRetryableError(
-            f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
-            f"{'; '.join(changed)}. Undo the change to go on, or train anew after: {join(['rm', '-r', str(folder)])}"
-        )
-    aside = folder.with_name(f"{folder.name}.{sha256_file(folder / slot / MANIFEST)[:8]}")
-    folder.rename(aside)
-    log(f"training anew, since {'; '.join(changed)}; the finished stage's checkpoints are kept in {aside}")
-    return None
+    kept, told = _set_aside_before(folder, identity), ""
+    if found:
+        slot, manifest = found
+        if kept is None and manifest["step"] < manifest["steps"]:
+            raise NonRetryableError(
+                f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
+                f"{'; '.join(changed)}. Undo the change to go on, or train anew after: {join(['rm', '-r', str(folder)])}"
+            )
+        aside = folder.with_name(f"{folder.name}.{sha256_file(folder / slot / MANIFEST)[:8]}")
+        folder.rename(aside)
+        told = f"; those of other settings ({'; '.join(changed)}) are kept in {aside}"
+    if kept is None:
+        if found:
+            log(f"training anew{told}")
+        return None
+    remove(folder)  # without a checkpoint by now
+    kept.rename(folder)
+    log(f"the checkpoints of these settings, which {kept} has kept, are taken back{told}")
+    return find_slot(folder)
+
+
+def _set_aside_before(folder: Path, identity: dict[str, Any]) -> Path | None:
+    """Return the folder beside this one that keeps checkpoints of this identity, of several the one with most steps."""
+    steps: dict[Path, int] = {}
+    for slot in (aside / name for aside in folder.parent.glob(f"{folder.name}.*") for name in SLOTS):
+        with suppress(OSError, ValueError):  # not there, or damaged
+            manifest = read_manifest(slot)
+            if not differences(manifest["identity"], identity):
+                steps[slot.parent] = max(steps.get(slot.parent, 0), manifest["step"])
+    return max(steps, key=lambda aside: steps[aside], default=None)
 
 
 def is_trained(folder: Path) -> bool:

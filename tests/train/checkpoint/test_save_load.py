@@ -3,21 +3,24 @@
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from longspec.atomic_files import describe_files
-from longspec.train.checkpoint import checkpoint_dir, save_load
+from longspec.distributed import ALONE
+from longspec.train.checkpoint import checkpoint_dir, save_load, zero_state
 from longspec.train.metrics import Metrics, whole_lines
 from tests.refusals import refused
 
 
-def write_slot(slot: Path, step: int, *, damaged: bool = False) -> None:
+def write_slot(slot: Path, step: int, identity: Any = None, *, damaged: bool = False) -> None:
     slot.mkdir(parents=True)
     (slot / "weights.pt").write_text(f"weights of step {step}")
-    identity = {"recipe": {"lr": 1}}
+    identity = identity or {"recipe": {"lr": 1}}
     content = {"step": step, "steps": 100, "identity": identity, "files": describe_files(slot, ["weights.pt"])}
     (slot / checkpoint_dir.MANIFEST).write_text(json.dumps(checkpoint_dir.seal(content)))
     if damaged:
@@ -119,3 +122,21 @@ def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:
     metrics.sync()
     metrics.publish(tmp_path / "final.jsonl")
     assert whole_lines(tmp_path / "final.jsonl") == [{"step": 1, "loss": None, "held_out": {"loss": None, "acceptance_1": 0.5}}]
+
+
+def test_checkpoints_without_room_end_a_stage_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two slots and the one that is made beside them; fewer where fewer are to come or some are there."""
+    monkeypatch.setattr(zero_state, "owned", lambda _: [SimpleNamespace(name="w", start=0, numel=1000)])
+    monkeypatch.setattr(save_load, "_together", lambda work, _: [work()])
+    folder, free = tmp_path / "checkpoints", 10**9
+    monkeypatch.setattr(save_load.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    size = save_load.check_room(None, folder, 9, ALONE)
+    assert 12_000 < size < 13_000
+    for saves, slots, times in ((9, 0, 3), (1, 0, 1), (9, 2, 1)):
+        for name in checkpoint_dir.SLOTS[:slots]:
+            (folder / name).mkdir(parents=True)
+        free = times * size + save_load.RESERVE
+        save_load.check_room(None, folder, saves, ALONE)
+        free -= 1
+        with refused(folder, f"{size} bytes", f" {free} are"):
+            save_load.check_room(None, folder, saves, ALONE)

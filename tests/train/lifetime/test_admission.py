@@ -28,6 +28,13 @@ def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path)
     (folder / "damaged").rename(folder / "last")
     assert find_resumable(folder, {"recipe": {"lr": 2}}) is None
     assert len(list(tmp_path.glob("checkpoints.*/last"))) == 1
+    # An edit that is undone takes them back, also from under what was trained meanwhile, which is kept as well.
+    write_slot(folder / "last", 30, {"recipe": {"lr": 2}})
+    assert find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 100
+    assert find_resumable(folder, {"recipe": {"lr": 2}})[1]["step"] == 30
+    (folder / "last").rename(tmp_path / "gone")
+    assert find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 100
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "gone"]
 
 
 def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

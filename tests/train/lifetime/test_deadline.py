@@ -1,11 +1,13 @@
 """The end of a Slurm job as squeue tells it; the stand-in prints what a real one prints for its format %e."""
 
+import time
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from longspec.distributed import Ranks
+from longspec.train import preemption
 from longspec.train.arguments import read_deadline, read_job
 from tests.refusals import refused
 
@@ -60,3 +62,15 @@ def test_rank_0_alone_asks_and_an_empty_answer_is_asked_for_again(squeue: Path, 
 def test_nonsense_is_named() -> None:
     with refused("--deadline: 'tomorrow'"):
         read_job(["--deadline", "tomorrow"], MAIN)
+
+
+def test_a_save_and_what_is_estimated_before_it_fit_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the first save, of which only the size is known; margin 10."""
+    monkeypatch.setattr(preemption.signal, "signal", lambda *_: None)
+    stop, other = (preemption.Stop(60, time.time() + 100, 10) for _ in range(2))
+    assert not stop.agreed()
+    stop.expect_save(46)
+    assert (stop.agreed(), stop.reason) == (True, "deadline")
+    other._batch_began = time.perf_counter() - 90
+    other.saved(2)
+    assert other.agreed()

@@ -120,6 +120,33 @@ def _together(work: Callable[[], Any], ranks: Ranks) -> list[Any]:
     return [result for result, _ in answers]
 
 
+def _header(engine: Any) -> bytes:
+    """Return the beginning of this rank's file of a checkpoint."""
+    return header({shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS})
+
+
+def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
+    """Return the bytes of a checkpoint. saves: that are to come. Raises ValueError, on every rank, where the disk lacks room.
+
+    Both slots and the one that is written beside them are there at once.
+    """
+    elements = sum(f.numel for f in zero_state.owned(engine)) * len(zero_state.KINDS)
+    size = sum(_together(lambda: len(_header(engine)) + 4 * elements, ranks))
+
+    def check() -> None:
+        there = sum(os.path.lexists(folder / name) for name in checkpoint_dir.SLOTS)
+        needed = min(3 - there, saves) * size + RESERVE
+        place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+        if (free := shutil.disk_usage(place).free) < needed:
+            raise ValueError(
+                f"{folder}: checkpoints of {size} bytes need {needed}, and {free} are free: {needed - free} are missing; make "
+                "room on the disk"
+            )
+
+    of_first_rank(check, ranks)
+    return size
+
+
 def save(
     engine: Any,
     folder: Path,
@@ -135,10 +162,10 @@ def save(
     `check_owner` before anything is changed in the folder, and again right before the commit.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
-    sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
-    begin = header(sizes)
+    begin = _header(engine)
+    elements = sum(f.numel for f in zero_state.owned(engine)) * len(zero_state.KINDS)
     # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
-    offers = _together(lambda: (len(begin) + 4 * sum(sizes.values()), secrets.token_hex(4)), ranks)
+    offers = _together(lambda: (len(begin) + 4 * elements, secrets.token_hex(4)), ranks)
     size = sum(of_rank for of_rank, _ in offers)
     beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
 

@@ -17,11 +17,13 @@ TRIES = 2  # after the first, of a job that begins anew
 RESUMED = {"answer", "ask", "build_states", "evaluate"}
 TRIES_OF_RESUMED = 10
 FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
+FORGOTTEN = 3  # answers of Slurm in a row without a job after which it has forgotten it
 PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
 
 
-def known_states(states: Mapping[str, str], seen: set[str]) -> dict[str, str]:
-    """Translate Slurm's states of jobs into words the executor knows. seen: the jobs that Slurm has told of before; updated.
+def known_states(states: Mapping[str, str], seen: dict[str, int]) -> dict[str, str]:
+    """Translate Slurm's states of jobs into words the executor knows. seen: the jobs that Slurm has told of before, with the
+    answers since that have left them out; updated. A busy squeue may leave out all of them and end well.
 
     The executor waits for ever for a job that is preempted (unless Slurm runs it again, which it must not: slurm-no-requeue),
     that ends in a way it has no word for, or that Slurm has forgotten between two questions; and for the rest of its life it
@@ -29,9 +31,9 @@ def known_states(states: Mapping[str, str], seen: set[str]) -> dict[str, str]:
     """
     words = {job: state.split(" ")[0] for job, state in states.items()}
     known = {job: "FAILED" if word in OTHER_ENDS else word for job, word in words.items()}
-    seen.update(known)
+    seen.update({job: missed + 1 for job, missed in seen.items()} | dict.fromkeys(known, 0))
     # Taken for a success whose files are then looked for.
-    return dict.fromkeys(seen - known.keys(), "UNKNOWN") | known
+    return {job: "UNKNOWN" for job, missed in seen.items() if missed >= FORGOTTEN} | known
 
 
 def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
