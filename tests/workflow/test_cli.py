@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ import pytest
 from longspec.atomic_files import write_json
 from longspec.cli import new, runs
 from longspec.cli.__main__ import OWN, PASSED_ON, PLANNED, parser
-from longspec.config import compose_stage, to_yaml
+from longspec.config import compose_stage, plain, to_yaml
 from longspec.lease import acquire
 from longspec.train.checkpoint.checkpoint_dir import seal
 from longspec.train.stage_folder import STATUS
@@ -105,6 +106,11 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
         slot = built.folder / f"results/demo/sinkpi-slicing/{stage}/checkpoints/last/manifest.json"
         content = {"step": step, "steps": {"long": 36, "longcot": 104, "base": 320}[stage], "files": {}, "identity": {}}
         write_json(slot, seal(content))
+    aside = Path(f"{P}/long/checkpoints.0123abcd")
+    identity = {"recipe": plain(compose_stage("demo", "sinkpi-slicing", "long").recipe)}
+    write_json(aside / "last/manifest.json", seal({"step": 36, "steps": 36, "files": {}, "identity": identity}))
+    assert f"{P}/long: goes back to the checkpoints of these settings, which {aside} keeps\n" in longspec("plan", "demo")[1]
+    shutil.rmtree(aside)
     Path("results/demo/sinkpi-slicing/base/checkpoint.json").unlink()
     _, text = longspec("plan", "demo")
     refusal = f"would be refused at step 20: optimizer.lr: 0.003 -> 0.002; undo that, or train anew after: rm -r {P}/long/"

@@ -17,6 +17,7 @@ from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
+from longspec.train.stage_folder import set_aside
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
@@ -98,6 +99,9 @@ def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
     if before is None or (before.saved is None and not whole):
         return f"{folder}: is trained{_cost(before, recipe.steps)}"
     changed = "; ".join(differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe)))
+    kept = [aside for aside, manifest in set_aside(folder / CHECKPOINTS) if manifest["identity"].get("recipe") == plain(recipe)]
+    if changed and kept and not begins_anew:
+        return f"{folder}: goes back to the checkpoints of these settings, which {kept[0]} keeps"
     changed = changed or (CHANGED if begins_anew else "")
     left = 0 if before.saved is None else (before.total or 0) - before.saved
     if left > 0 and changed:

@@ -70,15 +70,19 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     return find_slot(folder)
 
 
-def _set_aside_before(folder: Path, identity: dict[str, Any]) -> Path | None:
-    """Return the folder beside this one that keeps checkpoints of this identity, of several the one with most steps."""
-    steps: dict[Path, int] = {}
-    for slot in (aside / name for aside in folder.parent.glob(f"{folder.name}.*") for name in SLOTS):
+def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each folder beside a stage's checkpoints that keeps some of other settings, with the manifest of each."""
+    for slot in (aside / name for aside in sorted(folder.parent.glob(f"{folder.name}.*")) for name in SLOTS):
         with suppress(OSError, ValueError):  # not there, or damaged
-            manifest = read_manifest(slot)
-            if not differences(manifest["identity"], identity):
-                steps[slot.parent] = max(steps.get(slot.parent, 0), manifest["step"])
-    return max(steps, key=lambda aside: steps[aside], default=None)
+            yield slot.parent, read_manifest(slot)
+
+
+def _set_aside_before(folder: Path, identity: dict[str, Any]) -> Path | None:
+    """Return the folder that keeps checkpoints of this identity, of several the one with most steps."""
+    found = [
+        (manifest["step"], aside) for aside, manifest in set_aside(folder) if not differences(manifest["identity"], identity)
+    ]
+    return max(found)[1] if found else None
 
 
 def is_trained(folder: Path) -> bool:
