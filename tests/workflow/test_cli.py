@@ -107,7 +107,7 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
         content = {"step": step, "steps": {"long": 36, "longcot": 104, "base": 320}[stage], "files": {}, "identity": {}}
         write_json(slot, seal(content))
     aside = Path(f"{P}/long/checkpoints.0123abcd")
-    identity = {"recipe": plain(compose_stage("demo", "sinkpi-slicing", "long").recipe)}
+    identity = {"recipe": plain(runs.compose_stage("demo", "sinkpi-slicing", "long").recipe)}
     write_json(aside / "last/manifest.json", seal({"step": 36, "steps": 36, "files": {}, "identity": identity}))
     assert f"{P}/long: goes back to the checkpoints of these settings, which {aside} keeps\n" in longspec("plan", "demo")[1]
     shutil.rmtree(aside)
