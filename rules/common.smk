@@ -55,6 +55,8 @@ with one_line_errors():
     PLAN = checked_plan(config)
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
+        for line in PLAN.other_sources():
+            logger.warning(line)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from longspec.atomic_files import write_json
 from longspec.cli.new import TEMPLATE, scalar
 from longspec.target.fetch import write_facts
 from longspec.workflow.checks import check_prompts
@@ -60,6 +61,14 @@ def test_three_lines_are_a_whole_run(own: Settings) -> None:
     longest = json.loads(own.plan(run="mine").evaluation_settings("mine"))["tasks"]["chats"]["context"]
     assert longest == [16, 2048 - 1000 - 64]
     assert plan.data["chats"] == {"source": "inputs/*.jsonl", "held_out": 0.05, "shards": 1}
+
+
+def test_records_of_another_source_under_its_name_are_told(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(own.folder)
+    for source, told in (("inputs/*.jsonl", 0), ("other.jsonl", 1)):
+        write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": source}})
+        lines = own.plan(run="mine").other_sources()
+        assert (len(lines), "".join(lines).startswith("data.chats:")) == (told, bool(told))
 
 
 def test_the_run_that_the_readme_shows_is_planned(own: Settings, root: Path) -> None:

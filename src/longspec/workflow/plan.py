@@ -9,7 +9,7 @@ from shlex import join
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import write_text
+from longspec.atomic_files import read_json_object, write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.config.schema import mix_of
@@ -49,6 +49,19 @@ class Plan(MeasuringPlan):
         unanswered = {UNANSWERED: True} if answered_anew else {}
         kept = {key: settings[key] for key in settings if key not in AFTER}
         return json.dumps(kept | unanswered, sort_keys=True)
+
+    def other_sources(self) -> list[str]:
+        """Return a line for each data set whose records here are of another source, perhaps of another run's data."""
+        lines = []
+        for name in self.datasets_in_use():
+            made, source = Path(paths.RAW.format(dataset=name)), self.data[name]["source"]
+            held = read_json_object(made).get("settings", {}).get("source", source) if made.is_file() else source
+            if held != source:
+                lines.append(
+                    f"data.{name}: its records here are of {held}; they and all that follows are made again, of {source}. "
+                    "If another run has data of this name, rename one of the two"
+                )
+        return lines
 
     def fetched_option(self, dataset: str, files: list[str]) -> list[str]:
         """Return a job's option that names fetched files; other files it finds by the settings."""
