@@ -44,6 +44,8 @@ def test_what_is_set_of_a_stage_comes_last_and_mappings_are_merged_key_by_key(co
     recipe, whole = compose_stage("mine", "base", "base", config).recipe, compose_stage("demo", "base", "base", config).recipe
     assert (recipe.optimizer.lr, recipe.seed, recipe.data.overlong) == (3.0e-3, 7, "split")
     assert (recipe.data.sequence_length, recipe.draft.start) == (whole.data.sequence_length, whole.draft.start)
+    write(config, **{"1e5": "base: demo\n"})  # no number to Hydra
+    assert compose_stage("1e5", "base", "base", config).recipe == whole
 
 
 def test_a_stages_data_is_taken_as_a_whole_and_before_recipe_data_name(config: Path) -> None:

@@ -69,6 +69,8 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
         ),
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [], "chat_template_kwargs": {}}, PAIR),
+    ({"messages": [ASKED, ANSWERED], "system": "s"}, Chat([{"role": "system", "content": "s"}, ASKED, ANSWERED])),
+    ({"messages": [ASKED, ANSWERED], "system": " "}, PAIR),
     ({"prompt": "u", "completion": "a", "text": None}, PAIR),
     ({"prompt": [ASKED], "completion": [ANSWERED]}, PAIR),
     (
@@ -115,6 +117,8 @@ BAD: list[tuple[dict[str, Any], str, Fact]] = [
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "tools[0].name", "missing"),
     ({"messages": [ASKED, ANSWERED], "chat_template_kwargs": [1]}, "chat_template_kwargs", "is list"),
+    ({"messages": [{"role": "system", "content": "s"}, ASKED, ANSWERED], "system": "t"}, "system", "begins"),
+    ({"messages": [ASKED, ANSWERED], "system_prompt": 3}, "system_prompt", "is int"),
     ({"messages": [ASKED, ANSWERED], "train_thoughts": False}, "train_thoughts", "is false"),
     (
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}, {"type": "image_url"}]}, ANSWERED]},

@@ -11,6 +11,7 @@ import pytest
 from longspec.atomic_files import read_json, sha256_file, sha256_text, write_json
 from longspec.draft_vocabulary import tokenizer_hash, tokenizer_hash_of
 from longspec.families import FAMILIES
+from longspec.models.model_folder import weight_files
 from longspec.target import fetch, wheel_file
 from tests.corpus import Corpus
 from tests.data.hub_standin import running
@@ -76,11 +77,17 @@ def test_what_a_folder_lacks_is_named(folder: Path, tmp_path: Path, spoil, place
     assert not tokenizer.exists()
 
 
+def test_a_whole_file_of_weights_comes_before_an_index_as_in_transformers(folder: Path) -> None:
+    assert weight_files(folder)[-1] == "model.safetensors.index.json"
+    (folder / "model.safetensors").touch()
+    assert weight_files(folder) == ["model.safetensors"]
+
+
 def test_without_network_it_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     target, tokenizer = outs(tmp_path)
-    with refused("hf:someone/model: cannot", "recipe.model.source in config/model/mine.yaml"):
+    with refused("hf:someone/model: cannot", " target of", "config/model/"):
         fetch.make("hf:someone/model", target, tokenizer)
     assert not target.exists()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from longspec.atomic_files import write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.cli import serve
 from longspec.methods.glide import settings as glide
 from tests.refusals import check
@@ -108,6 +108,8 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any)
     export, server = map(shlex.split, longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1].splitlines())
     assert "--target" not in export
     assert server[:3] == ["llama-server", "-m", str(own)]
+    write_json(DRAFT / "config.json", read_json(DRAFT / "config.json") | {"target": {"model_type": "qwen2"}})
+    assert "--target" in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1], "llama.cpp aborts beside the file itself"
     windowed: Any = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes
     export_line, server_line = serve.llama_cpp_commands(DRAFT, {}, windowed, 4)
     assert "--context" not in export_line

@@ -27,6 +27,7 @@ from longspec.workflow.serves import ServesPlan
 SERVERS = (VLLM, LLAMA_CPP)  # engines with a server, the first choice first
 # What a call may run: nothing is trained because a draft is served.
 MEASURES = ("evaluate", "serves_page", "check_serves", "serves")
+AS_LLAMA = ("qwen2",)  # architectures beside which llama.cpp runs no draft; our export writes such a target as llama
 POSITIONS = 2048  # of a text on a CPU, so that its cache fits
 SERVER = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as a measurement has it, but that requests come side by side
 
@@ -104,11 +105,13 @@ def show(measured: dict[str, Any]) -> None:
 def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens: int) -> list[str]:
     """Return the commands that write a draft and its target as GGUF files and start a llama.cpp of the user's with them.
 
-    config: the draft's config.json; tokens: drafted ones of a round. A target that came from a GGUF file is served from it.
+    config: the draft's config.json; tokens: drafted ones of a round. A target that came from a GGUF file is served from
+    it, unless llama.cpp runs no draft beside its architecture.
     Where llama.cpp shows a draft all of a text in spite of its sliding window, texts are kept within the window.
     """
     beside, source = draft.parent, str(config.get("target_source") or "")
-    target = Path(source) if is_gguf(source) and Path(source).is_file() else beside / "target.gguf"
+    is_served = is_gguf(source) and Path(source).is_file() and config.get("target", {}).get("model_type") not in AS_LLAMA
+    target = Path(source) if is_served else beside / "target.gguf"
     served = methods.settings_of(recipe.method.name).SERVED[LLAMA_CPP]
     window = None if served.windows else getattr(recipe.method, "sliding_window", None)
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]

@@ -152,7 +152,7 @@ def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[s
     if named in says.stages:
         others = [override for override in others if not override.startswith("stage=")]
         others += [f"stage={numbers_of(run, named, folders)}", f"{STAGE_NODE}={run.name}_{named}"]
-    return run, [f"{NODE}={run.name}", *others]
+    return run, [f"{NODE}='{run.name}'", *others]  # in quotes: a name may read like a number
 
 
 def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
@@ -164,7 +164,7 @@ def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_
     """Return one stage of one run's variant, as the workflow trains it; data sets of a mix are replayed in its shares."""
 
     def composed(name: str) -> DictConfig:
-        return compose("train", [f"run={run}", f"variant={variant}", f"stage={name}"], config_dir)
+        return compose("train", [f"run={run}", f"variant='{variant}'", f"stage={name}"], config_dir)
 
     config, known, replay = composed(stage), stages_of(run, config_dir), dict[str, float]()
     for name, share in config.recipe.data.replay.items():

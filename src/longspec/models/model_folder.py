@@ -3,6 +3,7 @@
 No torch: runs are planned with it, and login nodes fetch.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,17 +12,18 @@ from longspec.atomic_files import read_json_object
 
 WEIGHT_MAP = "weight_map"
 INDEX = ".index.json"
+ELSEWHERE = ["consolidated*", "*/*.safetensors"]  # the same weights once more, laid out for other programs
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def weight_files(folder: Path) -> list[str]:
     """The names of a folder's weight files, every shard that an index lists. Raises ValueError when one is missing."""
     for whole in WEIGHTS:
+        if (folder / whole).is_file():  # first, as transformers has it: an index beside it may be of an earlier save
+            return [whole]
         index = folder / f"{whole}{INDEX}"
         if index.is_file():
             return [*sorted(set(read_weight_map(index).values())), index.name]
-        if (folder / whole).is_file():
-            return [whole]
     raise ValueError(f"{folder}: no weights; expected {' or '.join(WEIGHTS)}, or shards with their index")
 
 
@@ -47,12 +49,13 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError
 
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
     endpoint = os.environ.get("HF_ENDPOINT") or None
     token = os.environ.get("HF_TOKEN") or False  # False: no token that a login left on this machine
     try:
         commit = HfApi(endpoint=endpoint, token=token).model_info(repository, revision=revision).sha
         where: dict[str, Any] = {"local_dir": folder, "endpoint": endpoint, "token": token}
-        snapshot_download(repository, revision=commit, allow_patterns=patterns, **where)
+        snapshot_download(repository, revision=commit, allow_patterns=patterns, ignore_patterns=ELSEWHERE, **where)
     except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
         name = repository if revision is None else f"{repository}@{revision}"
         raise ValueError(

@@ -46,7 +46,7 @@ def download(repository: str, folder: Path) -> str:
     """
     otherwise = (
         "place the folder (config.json, *.safetensors, tokenizer.json, tokenizer_config.json) where this machine can read it, "
-        f"and set recipe.model.source in config/model/{folder.parent.name}.yaml to its path"
+        "and give its path as target of the run's file, or as source of the target's file in config/model/"
     )
     commit = model_folder.download(repository, folder, ["config.json"], None, otherwise)
     if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there

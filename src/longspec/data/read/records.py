@@ -157,8 +157,21 @@ def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     if record.get("train_thoughts") is False:
         raise RecordError("train_thoughts", "is false, but thoughts are always trained: remove the field, or the thoughts")
     arguments = read_template_arguments(record.get("chat_template_kwargs"))
-    whole = Chat(chat.messages, read_tools(record.get("tools")), arguments)
+    whole = Chat([*_system_beside(record, chat), *chat.messages], read_tools(record.get("tools")), arguments)
     return whole if whole.is_plain else replace(whole, messages=[_with_thought(message) for message in whole.messages])
+
+
+def _system_beside(record: dict[str, Any], chat: Chat) -> list[Message]:
+    """The system message that a record has in a field of its own; none where it has none."""
+    for name in ("system", "system_prompt"):
+        text = record.get(name)
+        if text is not None and not (isinstance(text, str) and says_nothing(text)):
+            if chat.messages[0]["role"] == "system":
+                raise RecordError(
+                    field, "stands beside a conversation that begins with a system message; remove one of the two"
+                )
+            return [{"role": "system", "content": check_text(text, name)}]
+    return []
 
 
 def _with_thought(message: Message) -> Message:
