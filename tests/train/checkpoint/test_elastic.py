@@ -29,6 +29,7 @@ SAVE_AT, POISON, STEPS, LAGS = 3, 3, 6, 4  # the first step after a checkpoint h
 # ZeRO stage, where the optimizer is, precision
 SETTINGS = [
     (0, "none", "bf16"),
+    (1, "none", "bf16"),  # what stages for large targets have
     (1, "none", "fp32"),
     (1, "cpu", "bf16"),
     (2, "none", "fp32"),
