@@ -53,7 +53,7 @@ def test_the_draft_drafts_where_another_way_is_faster_and_that_is_said(
     draft: Path, longspec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_acceptance(draft, [ChainAcceptance(0.0, ((9, 10),)), TreeAcceptance(0.0, (), 15, 10, copied=3)])
-    for fastest, told in ((NoDraft, "leave it out"), (LookupDrafter, "take prompt lookup alone"), (object, "")):
+    for fastest, told in ((NoDraft, "leave it out"), ((NoDraft, LookupDrafter), "take prompt lookup alone"), (object, "")):
         seconds = partial(lambda fastest, _, drafter, *__: 1.0 if isinstance(drafter, fastest) else 9.0, fastest)
         monkeypatch.setattr(chain_costs, "_round_seconds", seconds)
         chain_costs._known.clear()

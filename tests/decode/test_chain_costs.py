@@ -1,5 +1,6 @@
 """Chains and trees that are chosen by the draft's acceptance and by what rounds cost, where no shape is given."""
 
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
 from longspec.decode.chain_costs import best_shape, best_way
-from longspec.decode.fallback import NoDraft, WhilePays
+from longspec.decode.fallback import NoDraft, Watched, WhilePays
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Levels
-from longspec.decode.lookup import LookupDrafter, WithLookup
+from longspec.decode.lookup import Followers, LookupDrafter, WithLookup
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DraftTree
@@ -160,6 +161,43 @@ def test_a_draft_that_brings_too_little_on_these_texts_is_left(wrong: bool) -> N
     rows = speculate(target, drafter, prompts, max_new_tokens=180, shape=2).rows
     assert [row.ids for row in rows] == [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
     assert (count, rows[0].rounds) == ((9, 179) if wrong else (60, 60))
+
+
+@pytest.mark.parametrize("text", [[1, 2, 3, 4] * 6, list(range(24)), [1, 2, 3, 4, 5, 1, 2, 3, 9, 9, 8, 1, 2, 3, 9]])
+def test_what_lookup_would_bring_is_what_it_brings(text: list[int]) -> None:
+    """Told in pieces as a draft's rounds bring them, and held against the drafter itself, round by round."""
+    watched, found = Watched(text[:5]), list[int]()
+    for known in (7, 8, 13, len(text)):
+        found += watched.rounds(text[:known], 7)
+    followers, place, wanted = Followers(), 5, list[int]()
+    while place < len(text):
+        copied = followers.of(text[:place], 7)
+        kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(copied, text[place:], strict=False)))
+        if place + kept >= len(text):  # its own token is not known yet
+            break
+        wanted.append(kept + 1)
+        place += kept + 1
+    assert found == wanted
+
+
+@pytest.mark.parametrize("copies", [None, 0.1, 3.0])
+def test_a_draft_is_left_for_lookup_where_the_text_repeats_itself(copies: float | None) -> None:
+    """A right draft of two tokens a round and a text of six tokens again and again, whatever was evaluated of lookup."""
+    target, count = make_target(5), 0
+    text = PROMPT + generated(target, PROMPT, 180)
+    oracle = Oracle([text], wrong=False)
+    propose = oracle.propose
+
+    def counted(*given: Any) -> DraftTree:
+        nonlocal count
+        count += 1
+        return propose(*given)
+
+    oracle.propose = counted
+    drafter = WhilePays(oracle, 3.0, 1.0, LookupDrafter(), 8, copies)
+    (row,) = speculate(target, drafter, [PROMPT], max_new_tokens=180, shape=2).rows
+    assert row.ids == text[len(PROMPT) :]
+    assert (count < 60) == (copies == 3.0)
 
 
 def test_a_budget_has_the_prices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

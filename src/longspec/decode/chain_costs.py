@@ -26,6 +26,8 @@ ROUNDS = 3  # timed at once, behind one that takes the prompts in
 REPEATS = 2  # of the whole
 OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
 
+COPIES_OR_NOT = (LookupDrafter, NoDraft)  # what decodes without a draft
+
 # Of each shape the one to decode with, a budget with its prices, and seconds of a round, by target, for this process.
 _known: WeakKeyDictionary[Any, dict[Hashable, dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
 
@@ -57,16 +59,19 @@ class _EnoughError(Exception):
 def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> tuple[Drafter, Shape]:
     """Return the drafter and the shape that should decode these prompts soonest, by evaluated acceptance and by costs.
 
-    Those that were evaluated, of prompt lookup alone too, and plain decoding, which a draft goes over to that brings too little
-    on these texts. The costs are measured when a target and a draft first meet, again after an hour, for texts twice as long,
-    for another number of rows or threads, and at a temperature with other shapes. Of equal ways the one with the fewest tokens.
+    Those that were evaluated, of prompt lookup alone too, and plain decoding. A draft that should be sooner than plain decoding
+    begins, and goes over to plain decoding or to prompt lookup where these texts say that it is sooner. The costs are measured
+    when a target and a draft first meet, again after an hour, for texts twice as long, for another number of rows or threads,
+    and at a temperature with other shapes. Of equal ways the one with the fewest tokens.
     """
     order, shapes, seconds = _by_rate(target, drafter, start, temperature)
-    way, instead = order[0], next(each for each in order if each.drafter is not drafter)
-    if way.drafter is not drafter:
-        return way.drafter, shapes[way.key]
-    needed = instead.tokens / seconds[instead.key] * seconds[way.key]
-    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape), shapes[way.key]
+    instead, plain = (next(each for each in order if isinstance(each.drafter, kinds)) for kinds in (COPIES_OR_NOT, NoDraft))
+    way = next((each for each in order[: order.index(plain)] if each.drafter is drafter), None)
+    if way is None:
+        return instead.drafter, shapes[instead.key]
+    needed = seconds[way.key] / seconds[plain.key]
+    copies = None if instead is plain else seconds[way.key] / seconds[instead.key]
+    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape, copies), shapes[way.key]
 
 
 def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> Shape:
@@ -121,7 +126,8 @@ def _costs(target: Any, start: Prefilled, ways: list[Way]) -> dict[Hashable, tup
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
     seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed])
     found: dict[Hashable, tuple[Shape, float]] = {way.key: (way.shape, of) for way, of in zip(fixed, seconds, strict=True)}
-    rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True))
+    # What lookup brings depends on the text.
+    rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True) if not isinstance(way.drafter, LookupDrafter))
     for way in (way for way in ways if way not in fixed):
         shape = _priced(target, way, start, rate)
         (own,) = _mean_seconds(target, start, [(way.drafter, shape)])

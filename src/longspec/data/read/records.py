@@ -167,9 +167,7 @@ def _system_beside(record: dict[str, Any], chat: Chat) -> list[Message]:
         text = record.get(name)
         if text is not None and not (isinstance(text, str) and says_nothing(text)):
             if chat.messages[0]["role"] == "system":
-                raise RecordError(
-                    name, "stands beside a conversation that begins with a system message; remove one of the two"
-                )
+                raise RecordError(name, "stands beside a conversation that begins with a system message; remove one of the two")
             return [{"role": "system", "content": check_text(text, name)}]
     return []
 
