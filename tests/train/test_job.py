@@ -96,10 +96,14 @@ def test_an_unfinished_stage_refuses_an_edit_and_goes_on_bit_by_bit(
     assert_same(whole, job)
     first, job.overrides = weights(job), anew.overrides
     log = job.run()
-    assert "training anew, since recipe.optimizer.lr: 0.01 -> 0.02" in log
+    assert "training anew; those of other settings (recipe.optimizer.lr: 0.01 -> 0.02)" in log
     (kept,) = (path for path in job.out.glob("checkpoints.*") if path.is_dir())
     assert all(torch.equal(first[name], tensor) for name, tensor in draft_state_dict(kept / "last").items())
     assert_same(anew, job)
+    job.overrides = []  # the edit is undone: what was trained is there
+    log = job.run()
+    assert (f"which {kept} has kept, are taken back; those" in log, "starting at step 24\n" in log) == (True, True)
+    assert_same(whole, job)
 
 
 def test_a_killed_rank_ends_the_job_and_it_resumes(partitioned: Job, make_job: MakeJob) -> None:

@@ -117,8 +117,10 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
         folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
-        # Before the target is loaded. It hashes every rank's file of the newest checkpoint.
-        found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
+    # Before the target is loaded. It hashes every rank's file of the newest checkpoint; slots that a node finds damaged may be
+    # whole for the next one.
+    found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
+    with non_retryable():
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)

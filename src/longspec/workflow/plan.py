@@ -4,6 +4,7 @@ Arguments have the names of wildcards and hold what these hold. `longspec.workfl
 """
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -54,8 +55,9 @@ class Plan(MeasuringPlan):
         """Return a line for each data set whose records here are of another source, perhaps of another run's data."""
         lines = []
         for name in self.datasets_in_use():
-            made, source = Path(paths.RAW.format(dataset=name)), self.data[name]["source"]
-            held = read_json_object(made).get("settings", {}).get("source", source) if made.is_file() else source
+            source = held = self.data[name]["source"]
+            with suppress(OSError, ValueError):  # not there, or damaged, as its job will find
+                held = read_json_object(Path(paths.RAW.format(dataset=name)))["settings"]["source"]
             if held != source:
                 lines.append(
                     f"data.{name}: its records here are of {held}; they and all that follows are made again, of {source}. "
