@@ -13,6 +13,7 @@ ASKED = {"role": "user", "content": "u"}
 ANSWERED = {"role": "assistant", "content": "a"}
 PARTS = [{"type": "text", "text": " x"}, {"type": "text", "text": "y"}]
 EMPTY_SYSTEM = {"role": "system", "content": ""}
+SYSTEM = {"role": "system", "content": "s"}
 PAIR = Chat([ASKED, ANSWERED])
 CALL = {"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": "i", **CALL}]}
@@ -69,8 +70,9 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
         ),
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [], "chat_template_kwargs": {}}, PAIR),
-    ({"messages": [ASKED, ANSWERED], "system": "s"}, Chat([{"role": "system", "content": "s"}, ASKED, ANSWERED])),
+    ({"messages": [ASKED, ANSWERED], "system": "s"}, Chat([SYSTEM, ASKED, ANSWERED])),
     ({"messages": [ASKED, ANSWERED], "system": " "}, PAIR),
+    ({"messages": [SYSTEM, ASKED, ANSWERED], "system": "s", "system_prompt": "s"}, Chat([SYSTEM, ASKED, ANSWERED])),
     ({"prompt": "u", "completion": "a", "text": None}, PAIR),
     ({"prompt": [ASKED], "completion": [ANSWERED]}, PAIR),
     (
@@ -117,7 +119,8 @@ BAD: list[tuple[dict[str, Any], str, Fact]] = [
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [{"type": "function"}]}, "tools[0].name", "missing"),
     ({"messages": [ASKED, ANSWERED], "chat_template_kwargs": [1]}, "chat_template_kwargs", "is list"),
-    ({"messages": [{"role": "system", "content": "s"}, ASKED, ANSWERED], "system": "t"}, "system", "begins"),
+    ({"messages": [SYSTEM, ASKED, ANSWERED], "system": "t"}, "system", "remove"),
+    ({"messages": [ASKED, ANSWERED], "system": "s", "system_prompt": "t"}, "system", "remove"),
     ({"messages": [ASKED, ANSWERED], "system_prompt": 3}, "system_prompt", "is int"),
     ({"messages": [ASKED, ANSWERED], "train_thoughts": False}, "train_thoughts", "is false"),
     (
@@ -144,7 +147,7 @@ def test_faults_name_the_field(record: dict[str, Any], field: str, fact: Fact) -
 
 UNANSWERED = [
     ({"messages": [ASKED]}, [ASKED]),
-    ({"messages": [{"role": "system", "content": "s"}, ASKED]}, [{"role": "system", "content": "s"}, ASKED]),
+    ({"messages": [SYSTEM, ASKED]}, [SYSTEM, ASKED]),
     ({"problem": "p"}, [{"role": "user", "content": "p"}]),
     ({"messages": [ASKED, ANSWERED, ASKED]}, [ASKED, ANSWERED, ASKED]),
 ]
@@ -158,7 +161,7 @@ def test_questions_alone_are_records_where_they_are_answered_anew(
     if ANSWERED not in messages:
         with refused("qwq:" if "problem" in record else "messages:", "data.<name>.regenerate is set", kind=RecordError):
             to_messages_or_text(record)
-    nothing = [({"messages": [{"role": "system", "content": "s"}]}, "user message"), ({"problem": "p", "qwq": " "}, "is empty")]
+    nothing = [({"messages": [SYSTEM]}, "user message"), ({"problem": "p", "qwq": " "}, "is empty")]
     for asks_nothing, fact in nothing:
         with refused(f"{[*asks_nothing][-1]}:", fact, kind=RecordError):
             to_messages_or_text(asks_nothing, unanswered=True)

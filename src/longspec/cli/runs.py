@@ -23,7 +23,7 @@ from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
 # Options of Snakemake after which there is nothing to tell; -n may stand among other letters.
-MAKES_NOTHING = re.compile(r"-[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|unlock|summary|lint|dag|rulegraph|touch|list-rules)")
+MAKES_NOTHING = re.compile(r"-(?![cj])[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|unlock|summary|lint|dag|rulegraph|touch|list-rules)")
 CHANGED = "what it begins with has changed"
 EVERY = 30.0  # seconds between two looks at the stages that train
 

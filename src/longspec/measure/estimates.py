@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
 from longspec.measure.lines import Array, Evaluation
@@ -55,8 +56,12 @@ def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None, texts_N: npt.
     _, stratum_N, size_T = np.unique(strata, return_inverse=True, return_counts=True)
     mean_T, size_N = np.bincount(stratum_N, weights=change_N) / size_T, size_T[stratum_N]
     spread_N = np.where(size_N > 1, (change_N - mean_T[stratum_N]) * np.sqrt(size_N / np.maximum(size_N - 1, 1)), change_N)
-    of_text = np.bincount(np.arange(records) if texts_N is None else np.asarray(texts_N), weights=spread_N)
-    reach = float(stdtrit(max(len(of_text) - len(size_T), 1), (1 + LEVEL) / 2) * np.sqrt(np.square(of_text).sum()))
+    text_N = np.arange(records) if texts_N is None else np.asarray(texts_N)
+    of_text = np.bincount(text_N, weights=spread_N)
+    holds_TG = np.zeros((len(size_T), len(of_text)))
+    holds_TG[stratum_N, text_N] = 1
+    apart, _ = connected_components(holds_TG @ holds_TG.T)  # groups of tasks that have no text in common
+    reach = float(stdtrit(max(len(of_text) - apart, 1), (1 + LEVEL) / 2) * np.sqrt(np.square(of_text).sum()))
     return {"mean": float(mean), "low": float(mean - reach), "high": float(mean + reach)}
 
 

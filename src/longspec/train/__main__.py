@@ -136,7 +136,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     status.step, status.steps = step, steps
     with non_retryable():
         size = save_load.check_room(engine, folder, -(-(steps - step) // job.runtime.save_every), ranks)
-    stop.expect_save(resumed.get("longest_save") or size / SLOW_DISK)
+    stop.expect_save(resumed.get("longest_save", 0.0), size / SLOW_DISK)
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
         f"{ranks.world_size} processes x {accumulation} micro batches of {micro_batch} rows; "

@@ -41,7 +41,7 @@ class Stop:
         self.longest_part = longest_part + STAGGER * local_rank
         self.deadline, self.margin, self.control = deadline, margin, control
         self.reason = ""  # once all ranks have agreed
-        self._longest_batch, self.longest_save = 0.0, 0.0  # seconds
+        self._longest_batch, self.longest_save, self._first_save = 0.0, 0.0, 0.0  # seconds
         self._batch_began: float | None = None
         self._received = 0  # the index of a reason
         for number in SIGNALS:
@@ -63,22 +63,25 @@ class Stop:
         self.begin_part()
         return self.agreed()
 
-    def expect_save(self, seconds: float) -> None:
-        """Note what a save may take, before this job has done one."""
-        self.longest_save = max(self.longest_save, seconds)
+    def expect_save(self, longest: float, first: float) -> None:
+        """Note the seconds of the longest save of the jobs before, 0 if there was none, and what the first one may take.
+
+        A guess must leave most of a short job to its steps.
+        """
+        left = math.inf if self.deadline is None else max(0.0, self.deadline - time.time())
+        self.longest_save, self._first_save = longest, min(first, left / 4)
 
     def saved(self, seconds: float) -> None:
         """Note that a save is done, which took so long: the next one may take as long."""
         if self._batch_began is not None:  # with what was estimated before the save
             self._longest_batch = max(self._longest_batch, time.perf_counter() - self._batch_began - seconds)
-        self.expect_save(seconds)
-        self._batch_began = None
+        self.longest_save, self._batch_began = max(self.longest_save, seconds), None
 
     def agreed(self) -> bool:
         """Tell whether all ranks stop now, and in `reason` why. A collective: all call it, and all get one answer."""
         asked = self._received
         # One more micro batch and a save must fit, and saving to a shared disk may take twice as long the next time.
-        needed = self._longest_batch + 2 * self.longest_save + self.margin
+        needed = self._longest_batch + (2 * self.longest_save or self._first_save) + self.margin
         if self.deadline is not None and time.time() + needed >= self.deadline:
             asked = REASONS.index("deadline")
         if self.control is not None:

@@ -65,12 +65,17 @@ def test_nonsense_is_named() -> None:
 
 
 def test_a_save_and_what_is_estimated_before_it_fit_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first save, of which only the size is known; margin 10."""
+    """Also the first save, of which only the size is known, at most a quarter of what is left of a short job; margin 10."""
     monkeypatch.setattr(preemption.signal, "signal", lambda *_: None)
     stop, other = (preemption.Stop(60, time.time() + 100, 10) for _ in range(2))
+    stop.expect_save(0, 46)
     assert not stop.agreed()
-    stop.expect_save(46)
+    stop.deadline = time.time() + 34
     assert (stop.agreed(), stop.reason) == (True, "deadline")
+    stop.saved(2)
+    assert not stop.agreed(), "by what was measured"
+    stop.expect_save(13, 46)
+    assert stop.agreed()
     other._batch_began = time.perf_counter() - 90
     other.saved(2)
     assert other.agreed()

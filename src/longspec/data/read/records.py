@@ -162,14 +162,15 @@ def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
 
 
 def _system_beside(record: dict[str, Any], chat: Chat) -> list[Message]:
-    """The system message that a record has in a field of its own; none where it has none."""
-    for name in ("system", "system_prompt"):
-        text = record.get(name)
-        if text is not None and not (isinstance(text, str) and says_nothing(text)):
-            if chat.messages[0]["role"] == "system":
-                raise RecordError(name, "stands beside a conversation that begins with a system message; remove one of the two")
-            return [{"role": "system", "content": check_text(text, name)}]
-    return []
+    """The system message that a record has in a field of its own, unless the conversation begins with it."""
+    said = {name: record[name] for name in ("system", "system_prompt") if record.get(name) is not None}
+    said = {name: text for name, text in said.items() if not isinstance(text, str) or not says_nothing(text)}
+    first = chat.messages[0]
+    texts = [check_text(text, name) for name, text in said.items()]
+    texts += [first["content"]] if said and first["role"] == "system" else []
+    if any(text != texts[0] for text in texts):
+        raise RecordError(next(iter(said)), "stands beside another system message of the record; remove one of the two")
+    return [{"role": "system", "content": texts[0]}] if said and first["role"] != "system" else []
 
 
 def _with_thought(message: Message) -> Message:

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longspec.atomic_files import fsync_path
+from longspec.atomic_files import fsync_path, remove
 from longspec.distributed import Ranks, log
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import open_safetensors, telling_damage
@@ -134,6 +134,8 @@ def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
     size = sum(_together(lambda: len(_header(engine)) + 4 * elements, ranks))
 
     def check() -> None:
+        for leftover in folder.glob(f"{checkpoint_dir.UNFINISHED}*"):  # of a killed save, as the next one would
+            remove(leftover)
         there = sum(os.path.lexists(folder / name) for name in checkpoint_dir.SLOTS)
         needed = min(3 - there, saves) * size + RESERVE
         place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
