@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import machine
 from benchmarks.cells import Cell, fill
 from benchmarks.real_llm import CONTEXT, NEW, PROMPTS, QUESTIONS, SEED, TARGET, THREADS, rounded
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json, sha256_file
 from longspec.data.schedule import Schedule, TrainedRows
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import Budget
@@ -72,7 +72,7 @@ def draft_of(run: str, part: int) -> tuple[Path, Path]:
         return final, stage / "checkpoint.json"
     log = Path("logs/train", *stage.parts[1:]).with_suffix(".log")
     given = shlex.split(log.read_text().splitlines()[0].partition(" -m longspec.train ")[2])
-    out = machine.WORK / f"data_amount/{run}-{part}"
+    out = machine.WORK / f"data_amount/{run}-{part}-{sha256_file(final / 'training_config.yaml')[:16]}"
     given[given.index("--out") + 1] = str(out)
     if not (out / "checkpoint.json").exists():
         subprocess.run([sys.executable, __file__, "--part", str(part), *given], check=True)
@@ -109,7 +109,8 @@ def main() -> None:
     if sys.argv[1:2] == ["--part"]:
         train_a_part(int(sys.argv[2]), sys.argv[3:])
     for run in sys.argv[1:] or ["smollm2-eagle3"]:
-        cells = fill(CELLS, [{"run": run, "part": part} for part in PARTS], measured)
+        [recipe] = Path("results", run).glob("*/final_draft/training_config.yaml")  # parts of another recipe do not compare
+        cells = fill(CELLS, [{"run": run, "part": part, "recipe": sha256_file(recipe)[:16]} for part in PARTS], measured)
         for before, cell in zip([None, *cells], cells, strict=False):
             for name, own in cell["shapes"].items():
                 told = {key: own[key] for key in ("mean", "low", "high")}

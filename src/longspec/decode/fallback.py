@@ -26,7 +26,7 @@ class NoDraft(Drafter):
 
 
 class Watched:
-    """What rounds of prompt lookup would have brought so far on a text that another way decodes."""
+    """Counts the tokens that rounds of prompt lookup would have brought so far, on a text that another way decodes."""
 
     def __init__(self, prompt: list[int]) -> None:
         self.followers, self.place = Followers(), len(prompt)  # where its next round would begin

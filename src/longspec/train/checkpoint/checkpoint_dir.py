@@ -21,10 +21,15 @@ MANIFEST, SEAL = "manifest.json", "sha256"
 UNFINISHED, REPLACED = ".saving-", ".saving-old"
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed job left of a checkpoint that it was writing."""
+    for leftover in folder.glob(f"{UNFINISHED}*"):
+        remove(leftover)
+
+
 def begin(beside: Path) -> None:
     """Make an empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
-    for leftover in beside.parent.glob(f"{UNFINISHED}*"):
-        remove(leftover)
+    remove_unfinished(beside.parent)
     beside.mkdir(parents=True)
 
 

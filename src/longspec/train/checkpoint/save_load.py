@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from longspec.atomic_files import fsync_path, remove
+from longspec.atomic_files import fsync_path
 from longspec.distributed import Ranks, log
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import open_safetensors, telling_damage
@@ -120,9 +120,11 @@ def _together(work: Callable[[], Any], ranks: Ranks) -> list[Any]:
     return [result for result, _ in answers]
 
 
-def _header(engine: Any) -> bytes:
-    """Return the beginning of this rank's file of a checkpoint."""
-    return header({shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS})
+def _outline(engine: Any) -> tuple[bytes, int]:
+    """Return the beginning of this rank's file of a checkpoint, and the bytes of the whole file."""
+    sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
+    begin = header(sizes)
+    return begin, len(begin) + 4 * sum(sizes.values())
 
 
 def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
@@ -130,12 +132,10 @@ def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
 
     Both slots and the one that is written beside them are there at once.
     """
-    elements = sum(f.numel for f in zero_state.owned(engine)) * len(zero_state.KINDS)
-    size = sum(_together(lambda: len(_header(engine)) + 4 * elements, ranks))
+    size = sum(_together(lambda: _outline(engine)[1], ranks))
 
     def check() -> None:
-        for leftover in folder.glob(f"{checkpoint_dir.UNFINISHED}*"):  # of a killed save, as the next one would
-            remove(leftover)
+        checkpoint_dir.remove_unfinished(folder)
         there = sum(os.path.lexists(folder / name) for name in checkpoint_dir.SLOTS)
         needed = min(3 - there, saves) * size + RESERVE
         place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
@@ -164,10 +164,9 @@ def save(
     `check_owner` before anything is changed in the folder, and again right before the commit.
     Raises SaveError, the same on every rank, when it cannot be written.
     """
-    begin = _header(engine)
-    elements = sum(f.numel for f in zero_state.owned(engine)) * len(zero_state.KINDS)
+    begin, own = _outline(engine)
     # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
-    offers = _together(lambda: (len(begin) + 4 * elements, secrets.token_hex(4)), ranks)
+    offers = _together(lambda: (own, secrets.token_hex(4)), ranks)
     size = sum(of_rank for of_rank, _ in offers)
     beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
 
