@@ -44,6 +44,7 @@ onstart:
     with one_line_errors():
         given = workflow.rerun_triggers != RerunTrigger.all()
         check_call(sys.argv, SET_RESOURCES, policy=given, slurm=slurm)
+        NEEDS.check_shares({stage: PLAN.configs[stage] for stage in (asked_stage(job.wildcards) for job in planned["train"])})
         for job in set(workflow.dag.jobs).difference(needed):
             if job.rule.name in ("stage_config", "build_config"):
                 check_frozen(job.output[0], job.params.text)

@@ -135,15 +135,25 @@ def test_two_nodes_of_two_ranks_learn_as_one_does_and_are_checked_beforehand(
     assert "n2" in report
 
 
-def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) -> None:
+def test_a_batch_that_the_profiles_processes_cannot_share_costs_no_job(submitted: Submitted) -> None:
     submitted.edit("config/run/demo.yaml:base", r"global_batch: \d+", "global_batch: 33")
+    text = submitted.finish(submitted.start(), code=1)
+    last = text.rstrip().splitlines()[-1]
+    assert f"{STAGE.removeprefix('results/')}: recipe.global_batch: 33 " in last
+    assert "has been submitted" not in text
+    assert not submitted.attempts()
+
+
+def test_a_stage_without_hope_costs_one_job_and_tells_why(submitted: Submitted) -> None:
+    rows = submitted.folder / "data/packed/demo/puzzles-base-128-split/rows.arrow"
+    os.truncate(rows, rows.stat().st_size - 1)
     text = submitted.finish(submitted.start(), code=1)
     assert len(submitted.attempts()) == 1
     assert text.count("has been submitted with SLURM jobid") == 1
     log = submitted.attempts()[0].read_text()
     last = log.rstrip().splitlines()[-1]
     assert last.startswith("error: ")
-    assert "33" in last
+    assert rows.name in last
     assert re.search(r"rank +: \d \(local_rank", log), "torchrun's table"
     assert last in text, "Snakemake shows it"
 

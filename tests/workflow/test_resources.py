@@ -61,7 +61,7 @@ def test_gpus_are_read_from_slurms_words(gres: str, gpus: int) -> None:
         (4, "online", None, (2, 2)),  # which share the batch
         (6, "online", None, (2, 3)),
         (3, "online", None, (2, 8)),
-        (17, "online", None, (2, 8)),  # the trainer refuses a batch that does not divide
+        (17, "online", None, (2, 8)),  # which is refused
         (64, "offline", None, (1, 1)),
         (64, "offline", 12, (2, 6)),
         (64, "offline", 64, (2, 8)),  # at most: no more than the profile has
@@ -76,6 +76,21 @@ def test_a_stage_has_as_many_processes_as_its_run_says(
     config.recipe.global_batch, config.recipe.states.source, config.runtime.ranks = batch, source, wanted
     assert StageNeeds(Limits(nodes=2, ranks=8)).processes(config) == shape
     assert bool(StageNeeds(Limits(nodes=2, ranks=8)).missing({("run", "glide", "base"): config})) == (wanted == 64)
+
+
+@pytest.mark.parametrize(("limits", "rows", "more", "fewer"), [((2, 8), 17, 32, 1), ((1, 4), 33, 36, 3), ((1, 2), 9, 10, 1)])
+def test_a_batch_that_its_processes_cannot_share_is_refused_with_what_they_can(
+    config: Any, limits: tuple[int, int], rows: int, more: int, fewer: int
+) -> None:
+    OmegaConf.set_readonly(config, False)
+    config.recipe.global_batch, config.runtime.ranks = rows, None
+    needs, stages = StageNeeds(Limits(*limits)), {("run", "glide", "base"): config}
+    with refused("run/glide/base: recipe.global_batch", str(rows), f"to {more}", f"runtime.ranks to {fewer}"):
+        needs.check_shares(stages)
+    config.runtime.ranks = fewer
+    needs.check_shares(stages)
+    config.recipe.global_batch, config.runtime.ranks = more, None
+    needs.check_shares(stages)
 
 
 def test_a_smaller_job_asks_for_a_gpu_a_process_and_two_tasks(config: Any) -> None:

@@ -59,7 +59,7 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
         "serves", "--config", "run=demo-eagle3", "--allowed-rules", "evaluate", "serves_page", "check_serves", "serves"
     ]  # fmt: skip
     assert words[:5] == [python, "-m", "vllm.entrypoints.openai.api_server", "--model", TARGET]
-    draft = {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3}
+    draft = {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
     assert json.loads(words[words.index("--speculative-config") + 1]) == draft
     assert words[-7:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--seed", "7"]
     assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], V2 in environment) == ("1", False)

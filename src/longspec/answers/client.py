@@ -68,7 +68,7 @@ class Client:
     def __init__(self, address: str, settings: Regenerate, *, own: bool = False) -> None:
         self.address, self.settings = address.rstrip("/"), settings
         self.model = settings.served_model or ""
-        self._tells_ids = False  # vLLM says the tokens of an answer; other servers may refuse to be asked
+        self._is_vllm = False  # which takes parameters of its own; other servers may refuse them
         for name in ("openai", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
         self._server = openai.OpenAI(
@@ -86,7 +86,7 @@ class Client:
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: the reply is no list
             raise ValueError(f"{self.address}: lists no models: {_shown(error)}; give the address with its /v1") from None
         names = [*owners]
-        self._tells_ids = "vllm" in owners.values()
+        self._is_vllm = "vllm" in owners.values()
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
             raise ValueError(
@@ -123,8 +123,8 @@ class Client:
         body |= {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
         if self.settings.temperature:
             body["seed"] = seed
-        if self._tells_ids:
-            body["return_token_ids"] = True
+        if self._is_vllm:  # the answer's tokens are told, and special ones stay in its text, such as a thought's marks
+            body |= {"return_token_ids": True, "skip_special_tokens": False}
         if chat.tools:
             body |= {"tools": chat.tools, "tool_choice": "none"}  # laid out, and a call in the answer stays text
         if chat.template_arguments:

@@ -74,9 +74,10 @@ def run(options: argparse.Namespace) -> None:
         show(read_json_object(numbers)["variants"][variant])
     if code:
         print("vLLM keeps clearly less than our loop, or it was not measured, as is said above; it is started all the same")
-    speculative = json.dumps({"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens})
+    speculative = {"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens}
+    speculative["draft_sample_method"] = "probabilistic"  # else drafts of sampled text are greedy, and fewer of them are kept
     words = [section.get("serve_python", engine.python), "-m", "vllm.entrypoints.openai.api_server"]
-    words += ["--model", config["target_path"], "--speculative-config", speculative, *more]
+    words += ["--model", config["target_path"], "--speculative-config", json.dumps(speculative), *more]
     print(join(words), flush=True)
     os.execve(words[0], words, SERVER | OF_METHOD.get(served.kind, {}) | os.environ)
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from typing import Any
 
 from longspec.config import processes_of
@@ -114,3 +115,14 @@ class StageNeeds:
             for run, ranks in wanted.items()
             if ranks > most
         ]
+
+    def check_shares(self, configs: Mapping[Stage, Any]) -> None:
+        """Raise ValueError for a stage whose processes cannot share the rows of a step equally."""
+        for stage, config in configs.items():
+            rows, processes = config.recipe.global_batch, prod(self.processes(config))
+            if rows % processes:
+                fewer = max(few for few in range(1, self.limits.ranks + 1) if rows % few == 0)
+                raise ValueError(
+                    f"{'/'.join(stage)}: recipe.global_batch: {rows} rows cannot be shared equally by {processes} processes; "
+                    f"set it to {rows + -rows % processes}, or runtime.ranks to {fewer}"
+                )
