@@ -22,9 +22,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
-# What pip installs into vLLM's environment. Where there are GPUs: make .venv-serve/vllm/.stamp SERVE='vllm==0.32.0', after
-# rm -r .venv-serve/vllm if it is there already.
-SERVE ?= -r serve/vllm.txt
+# What pip installs into vLLM's environment: vLLM for GPUs where nvidia-smi is there, else the one for processors.
+SERVE ?= $(if $(shell command -v nvidia-smi),vllm==0.32.0,-r serve/vllm.txt)
 
 # Whatever a tool caches or keeps for a moment stays inside the clone. HOME is left alone: pip's settings may lie there.
 CACHE := $(CURDIR)/.cache

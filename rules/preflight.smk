@@ -31,7 +31,7 @@ rule preflight_run:
         "python -m longspec.cluster launch --nodes {resources.nodes:q} --ranks {resources.ranks:q}"
         " --tasks {resources.tasks_per_node:q} --cpus {resources.cpus_per_task:q} --gres={resources.gres:q}"
         " --log {log:q} -- longspec.cluster preflight --recipe {input.recipes:q} --runtime {input.runtimes:q}"
-        " --target {input.target:q} --gpus-expected {params.gpus:q}"
+        " --target {input.target:q} --gpus-expected {params.gpus:q} --node-mem {resources.mem_mb:q}"
         " --out {params.out:q} --report {output.report:q}"
 
 

@@ -14,7 +14,8 @@ class Engine:
     """An engine of another environment.
 
     name: of evaluation.engine; title: its own name; lookup: its name of prompt lookup; samples: whether it samples;
-    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself.
+    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself; targets: families of targets
+    beside which it drafts, None for all that this project knows.
     """
 
     name: str
@@ -22,6 +23,7 @@ class Engine:
     lookup: str
     target_layout: str | None = None
     samples: bool = False
+    targets: tuple[str, ...] | None = None
 
     @property
     def python(self) -> str:
@@ -32,6 +34,13 @@ class Engine:
     def install(self) -> str:
         """Return the command that makes its environment."""
         return f"`make .venv-serve/{self.name}/.stamp`"
+
+    def check_beside(self, family: str) -> None:
+        """Raise ValueError for a family of targets beside which it does not draft."""
+        if self.targets is not None and family not in self.targets:
+            raise ValueError(
+                f"{self.title} drafts beside targets of {', '.join(self.targets)} alone, and this one is of {family}"
+            )
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,9 @@ class Served:
 
 ENGINES = {
     VLLM: Engine(VLLM, "vLLM", lookup="ngram", samples=True),
-    LLAMA_CPP: Engine(LLAMA_CPP, "llama.cpp", lookup="ngram-simple", target_layout="gguf"),
-    OPENVINO: Engine(OPENVINO, "OpenVINO", lookup="prompt_lookup"),
+    LLAMA_CPP: Engine(
+        LLAMA_CPP, "llama.cpp", lookup="ngram-simple", target_layout="gguf", targets=("llama", "mistral", "qwen2")
+    ),
+    # OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
+    OPENVINO: Engine(OPENVINO, "OpenVINO", lookup="prompt_lookup", targets=("llama", "mistral", "phi3", "qwen2", "qwen3")),
 }

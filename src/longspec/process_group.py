@@ -1,6 +1,7 @@
 """The process group of a job's ranks: nccl on GPUs, gloo on CPUs."""
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -9,13 +10,21 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from longspec.distributed import Ranks
+from longspec.distributed import GPUS_GIVEN, Ranks
 
 Value = TypeVar("Value")
 
 
 def own_device(ranks: Ranks) -> torch.device:
-    """Return this rank's GPU; the CPU where there are none."""
+    """Return this rank's GPU; the CPU where there are none.
+
+    Raises ValueError where the job was given GPUs and torch sees none.
+    """
+    if os.environ.get(GPUS_GIVEN) and not torch.cuda.is_available():
+        raise ValueError(
+            f"{socket.gethostname()}: the job was given GPUs ({os.environ[GPUS_GIVEN]}), and torch sees none; look at this "
+            "node's driver, or at the build of torch"
+        )
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 
 

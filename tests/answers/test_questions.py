@@ -9,6 +9,7 @@ import pytest
 from longspec.answers.conversation import ANSWERED, DROPPED, SHORTENED, SKIPPED, Answer, Asker, Conversation
 from longspec.answers.settings import Regenerate
 from longspec.data.chat.encoding import Encoder
+from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.read.record_checks import MARKS, Marks
 from longspec.data.read.records import to_messages_or_text
 from tests.data.families import byte_level, family
@@ -88,7 +89,7 @@ def test_no_turn_is_asked_behind_a_thought_which_a_template_would_leave_out(thou
     assert alone.end == ANSWERED
 
 
-QUESTION = {"role": "user", "content": "größer, <|end|>?"}
+QUESTION = {"role": "user", "content": "größer?"}
 SUM = {"type": "function", "function": {"name": "sum", "description": "Adds.", "parameters": {"type": "object"}}}
 
 
@@ -112,7 +113,7 @@ def test_answers_in_channels_are_a_servers(tokenizers: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", ["harmony", "qwen3-tools", "llama", "llama-tools"])
 def test_what_a_server_reads_is_what_transformers_lays_out(tokenizers: dict[str, Any], name: str) -> None:
-    """Of this day, and with names of special tokens in a question as tokens, as servers of transformers' templates have it."""
+    """Of this day. What names special tokens, which are tokens to a server and text in training, is not sent."""
     tokenizer = tokenizers[name]
     beside: dict[str, Any] = {} if name == "llama" else {"tools": [SUM]}
     arguments = {"enable_thinking": False} if name == "qwen3-tools" else {}
@@ -121,5 +122,7 @@ def test_what_a_server_reads_is_what_transformers_lays_out(tokenizers: dict[str,
     laid_out = tokenizer.apply_chat_template([QUESTION], add_generation_prompt=True, **beside, **arguments)["input_ids"]
     assert Encoder(tokenizer).as_sent(chat) == laid_out
     [ours] = Encoder(tokenizer).requests([chat])
-    marked = {"harmony": True, "qwen3-tools": False, "llama": True, "llama-tools": False}[name]
-    assert (ours == laid_out) is not marked, "a special token's name, and the day, are otherwise in ours"
+    tells_the_day = {"harmony": True, "qwen3-tools": False, "llama": True, "llama-tools": False}[name]
+    assert (ours == laid_out) is not tells_the_day
+    with pytest.raises(LayoutError):
+        Encoder(tokenizer).as_sent(replace(chat, messages=[QUESTION | {"content": f"{Encoder(tokenizer).special[0]}?"}]))

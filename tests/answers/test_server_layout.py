@@ -59,10 +59,11 @@ def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_an
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
     # In threads, of which each has the tokenizer read special tokens in its own way.
-    chats = [turns("what is <|im_end|> for?", f"and {n} <|im_start|>?") if n % 10 else turns(f"why {n}?") for n in range(150)]
+    chats = [turns("what is <|im_end|> for?", f"and {n} <|im_start|>?") if n % 10 == 0 else turns(f"why {n}?") for n in range(150)]
     raw = write_raw(tmp_path / "chats", chats, [])
     with serving(lays_out(case)) as server:
-        assert ask(Case(raw, case.target, case.tokenizer), tmp_path, server, requests=32)["ends"]["answered"] == 150
+        made = ask(Case(raw, case.target, case.tokenizer), tmp_path, server, requests=32)
+    assert (made["ends"]["answered"], made["ends"]["skipped"]) == (135, 15), "a server reads a typed name as the token"
 
 
 def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_are_not(
@@ -72,13 +73,13 @@ def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_
         left = iter(range(count))
         return lambda body, number: (401, {}) if next(left, None) is None else lays_out(case)(body, number)
 
-    for name, lines in (("wrong", 0), ("the-target", 0), ("the-target", 3)):
+    for name, lines in (("an/other/target", 0), ("some/target", 0), ("some/target", 3)):
         with serving(until(3), name) as server, refused(server.address, "code: 401"):
             ask(case, tmp_path, server, requests=1)
         told = capfd.readouterr().out
-        assert ("served_model: wrong then, the-target now" in told) is (name == "the-target" and not lines)
+        assert ("served_model: an/other/target then, some/target now" in told) is (name == "some/target" and not lines)
     with serving(echo) as server:
         made = ask(case, tmp_path, server)
-    assert (made["served_model"], made["ends"]["answered"]) == ("the-target", 14)
+    assert (made["served_model"], made["ends"]["answered"]) == ("some/target", 14)
     [aside] = tmp_path.glob("journal.*.jsonl")
-    assert '"served_model":"wrong"' in aside.read_text().replace(" ", "")
+    assert '"served_model":"an/other/target"' in aside.read_text().replace(" ", "")

@@ -26,7 +26,7 @@ from tests.workflow.planning import copy_to
 
 MIB = 2**20
 CPU = torch.device("cpu")
-HERE = Facts("n1", {"torch": "1"}, host_memory=host_memory())
+HERE = Facts("n1", {"torch": "1"}, host_memory=host_memory(0))
 H100 = replace(HERE, gpus=1, gpu="H100", memory=80 * 2**30)
 
 
@@ -181,6 +181,6 @@ def test_the_rule_checks_all_stages_of_a_run_as_they_will_be_started_and_each_ti
         for part in (
             "--nodes 1 --ranks 1 ",
             "--log logs/preflight/demo.log -- longspec.cluster preflight ",
-            f"--gpus-expected {gpus} --out results/demo --report results/demo/preflight.json",
+            f"--gpus-expected {gpus} --node-mem 8000 --out results/demo --report results/demo/preflight.json",
         ):
             assert part in report.read_text()

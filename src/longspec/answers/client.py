@@ -2,8 +2,9 @@
 
 import logging
 import os
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -63,10 +64,13 @@ def _shown(value: object) -> str:
 
 
 class Client:
-    """The server at an address such as http://host:8000/v1, which serves `model`; own: this job has started it here."""
+    """The server at an address such as http://host:8000/v1, which serves `model`.
 
-    def __init__(self, address: str, settings: Regenerate, *, own: bool = False) -> None:
-        self.address, self.settings = address.rstrip("/"), settings
+    target: names of the target, under one of which the server has it; None: of a server that this job has started here.
+    """
+
+    def __init__(self, address: str, settings: Regenerate, target: Collection[str] | None = None) -> None:
+        self.address, self.settings, self.target = address.rstrip("/"), settings, target
         self.model = settings.served_model or ""
         self._is_vllm = False  # which takes parameters of its own; other servers may refuse them
         for name in ("openai", "httpx2"):
@@ -76,11 +80,14 @@ class Client:
             api_key=server_key() or NO_KEY,
             max_retries=settings.tries - 1,
             timeout=settings.timeout,
-            http_client=openai.DefaultHttpxClient(trust_env=not own),  # a proxy knows no server of this machine
+            http_client=openai.DefaultHttpxClient(trust_env=target is not None),  # a proxy knows no server of this machine
         )
 
     def find_model(self) -> str:
-        """Ask for the name of the served model, which is then asked. Raises ValueError where it is not the only one."""
+        """Ask for the name of the served model, which is then asked.
+
+        Raises ValueError where it is not the only one, or is not the target's and no setting says that it is.
+        """
         try:
             owners = {each.id: getattr(each, "owned_by", None) for each in self._server.models.list().data}
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: the reply is no list
@@ -93,6 +100,11 @@ class Client:
                 f"{self.address}: serves {', '.join(names) or 'no model'}; set regenerate.served_model to the target's name"
             )
         self.model = wanted or names[0]
+        if not wanted and self.target is not None and Path(self.model).name not in self.target:
+            raise ValueError(
+                f"{self.address}: serves {self.model}, and the target is {' or '.join(self.target)}; serve the target there, "
+                f"or set regenerate.served_model to {self.model} if that is the target under another name"
+            )
         return self.model
 
     def ask(self, chat: Chat, seed: int, length: int) -> Answer:

@@ -117,7 +117,7 @@ class Conversation:
         thought = {"reasoning_content": answer.thought} if answer.thought else {}
         self.history.append({"role": "assistant", "content": text, **thought})
         self.answers += 1
-        self.ids.append(answer.ids if text == answer.text else None)
+        self.ids.append(answer.ids)
         if answer.cut:
             self.end, self.reason = CUT, CUT_BY_LIMIT
         elif self._chat.tools and self._left:

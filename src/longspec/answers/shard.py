@@ -17,7 +17,8 @@ from longspec import jsonl
 from longspec.answers import client, server
 from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
-from longspec.atomic_files import checked_folder, checked_manifest, describe_files, sha256_file, write_json
+from longspec.atomic_files import checked_folder, checked_manifest, describe_files, read_json, sha256_file, write_json
+from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.read.records import RecordError
 from longspec.distributed import ALONE, Ranks, log
@@ -120,7 +121,9 @@ def make(
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
     endpoint = None  # where this job computes, or starts a server
     if settings.endpoint is not None:
-        endpoint = client.Client(settings.endpoint, settings)
+        source = str(read_json(target)["source"])
+        source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
+        endpoint = client.Client(settings.endpoint, settings, {Path(each).name: None for each in (source, folder)})
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
     asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
@@ -176,7 +179,7 @@ def _answer(
             if endpoint is None:
                 printed = journal.path.with_name(PRINTED)
                 started = server.started(settings.server or "", target, settings.server_minutes, printed)
-                endpoint = client.Client(stack.enter_context(started), settings, own=True)
+                endpoint = client.Client(stack.enter_context(started), settings)
                 endpoint.find_model()
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in answered:

@@ -15,7 +15,7 @@ import yaml
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
 from longspec.config import CONFIG_DIR, processes_of
-from longspec.config.names import HUB_PREFIX
+from longspec.config.names import HUB_PREFIX, is_gguf
 from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import facts_of
 from longspec.data.raw import is_hub, is_made
@@ -103,6 +103,8 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     recipe, length = config.recipe, config.recipe.data.sequence_length
     rows = max(recipe.global_batch, size // BYTES // length)
     lines.append(f"data: about {size // BYTES:,} tokens, at {BYTES} bytes each: {rows:,} rows of {length:,} tokens")
+    if is_gguf(target):
+        return [*lines, "time and memory: known once the target's folder is made of it", end]
     try:
         read = read_target(target.removeprefix(HUB_PREFIX))
     except ValueError as error:

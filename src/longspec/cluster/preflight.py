@@ -61,19 +61,23 @@ class Facts:
     host_memory: int = 0
 
 
-def own_facts(ranks: Ranks) -> Facts:
-    """Return this rank's facts."""
+def own_facts(ranks: Ranks, node_mem: int) -> Facts:
+    """Return this rank's facts. node_mem: MB of a node that a Slurm job may take."""
     versions = {name: version(name) if is_installed(name) else "not installed" for name in VERSIONS_OF}
     versions["python"] = sys.version.split()[0]
     gpus, gpu, memory = torch.cuda.device_count() if torch.cuda.is_available() else 0, "", 0
     if ranks.local_rank < gpus:
         gpu, memory = torch.cuda.get_device_name(ranks.local_rank), memory_of(own_device(ranks))
-    return Facts(socket.gethostname(), versions, gpus, gpu, memory, host_memory())
+    return Facts(socket.gethostname(), versions, gpus, gpu, memory, host_memory(node_mem))
 
 
-def host_memory() -> int:
-    """Return the bytes of main memory that this job may take on its node: what Slurm leaves it, or all."""
-    return int(os.environ.get("SLURM_MEM_PER_NODE", 0)) * 2**20 or memory_of(torch.device("cpu"))
+def host_memory(node_mem: int) -> int:
+    """Return the bytes of main memory that this job may take on its node: of all of it what Slurm leaves it.
+
+    The executor removes Slurm's own variables.
+    """
+    everything = memory_of(torch.device("cpu"))
+    return min(node_mem * 2**20, everything) if own_job() else everything
 
 
 def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
@@ -209,6 +213,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--target", required=True, help="target_manifest.json")
     parser.add_argument("--out", type=Path, required=True, help="the folder below which the stages will write")
     parser.add_argument("--gpus-expected", type=int, default=0, help="GPUs of each node")
+    parser.add_argument("--node-mem", type=int, default=10**9, help="MB of a node that the Slurm job may take; default: all")
     parser.add_argument("--report", type=Path, help="the findings as JSON")
     parser.add_argument("--seconds", type=float, default=120, help="the longest wait for other ranks; default: %(default)g")
     return parser
@@ -222,7 +227,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     files = zip(options.recipe, options.runtime, strict=True)
     stages = {"/".join(recipe.parent.parts[-2:]): (load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in files}
     store, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=options.seconds))))
-    facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks)))]
+    facts = [Facts(**each) for each in exchange(store, "facts", ranks, asdict(own_facts(ranks, options.node_mem)))]
     gpus = check_gpus(facts, options.gpus_expected)
     reduced = Finding(FAIL, "not run: GPUs are missing")
     if gpus.level != FAIL:

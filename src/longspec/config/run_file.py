@@ -99,6 +99,11 @@ class Run:
         """The file as messages name it."""
         return shown(self.path)
 
+    @property
+    def given(self) -> str:
+        """The run as commands take it."""
+        return self.name if self.path.parent.name == FOLDER else str(self.path)
+
 
 @cache
 def default_method() -> str:

@@ -212,14 +212,12 @@ def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list
     key: of the entry that names the source, for errors. Raises ValueError for a manifest that is missing or of another source
     or revision, and for a file that is missing or has other bytes.
     """
+    fetch = f"python -m longspec.data fetch --source {source} --revision {revision} --out {path}"
     if not path.is_file():
-        raise ValueError(
-            f"{key}.source: {source} must be fetched first: python -m longspec.data fetch --source {source} "
-            f"--revision {revision} --out {path}"
-        )
+        raise ValueError(f"{key}.source: {source} must be fetched first: {fetch}")
     manifest = read_json(path)
     for name, wanted in (("source", source), ("revision", revision)):
         if manifest.get(name) != wanted:
             raise ValueError(f"{path}: {name}: is {manifest.get(name)}, but {key}.{name} is {wanted}; fetch again")
-    check_files(path.parent, manifest["files"], path)
+    check_files(path.parent, manifest["files"], path, advice=f"remove it if it is there, then: {fetch}")
     return [path.parent / file for file in sorted(manifest["files"])], manifest

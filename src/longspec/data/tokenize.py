@@ -85,9 +85,14 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     """Write a token shard beside its manifest `out`; returns the manifest.
 
     A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
-    manifest.
+    manifest, and for answers in the tokens of another tokenizer.
     """
-    raw_manifest = checked_manifest(raw)
+    raw_manifest, made_with = checked_manifest(raw), sha256_file(tokenizer_manifest)
+    if raw_manifest.get("answered_by", {}).get("tokenizer", made_with) != made_with:
+        raise ValueError(
+            f"{raw}: its answers are tokens of another tokenizer than {tokenizer_manifest}; give that of the target that "
+            "answered, or name the records as a data set, whose answers are tokenized from their text"
+        )
     tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow)

@@ -75,6 +75,11 @@ class HeldOut:
         """Return the dataset that the prompts come from."""
         return self.data
 
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the longest text."""
+        return self.context[1] + self.new_tokens
+
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -93,6 +98,11 @@ class Benchmark:
     def origin(self) -> str:
         """Return the files that the prompts come from."""
         return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
+    @property
+    def most_tokens(self) -> int:
+        """Return the tokens of the longest text, which may be any where no key limits prompts."""
+        return (self.longest or 2**24) + self.new_tokens
 
 
 Task = HeldOut | Benchmark

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from longspec.engines import ENGINES, LLAMA_CPP
 from longspec.models import gguf_writer
 from longspec.models.gguf_writer import LAYER
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder
 
-FAMILIES = ("llama", "mistral", "qwen2")
+FAMILIES = ENGINES[LLAMA_CPP].targets or ()
 OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 LAYERS = "model.layers."
 

@@ -53,6 +53,11 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     if found:
         slot, manifest = found
         if kept is None and manifest["step"] < manifest["steps"]:
+            if all(line.startswith("dtype: ") for line in changed):
+                raise ValueError(
+                    f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) are of another precision than "
+                    f"recipe.precision chooses on this machine ({changed[0]}); go on where there is the one they were made with"
+                )
             raise NonRetryableError(
                 f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
                 f"{'; '.join(changed)}. Undo the change to go on, or train anew after: {join(['rm', '-r', str(folder)])}"

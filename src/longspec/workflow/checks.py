@@ -105,14 +105,19 @@ def _check_engines(plan: Plan) -> None:
         if section.get("engine", OURS) == OURS:
             continue
         engine = ENGINES[section["engine"]]
-        held_out = [task for task in measured.tasks.values() if isinstance(task, tasks.HeldOut)]
-        longest = max((task.context[1] + task.new_tokens for task in held_out), default=0)
         chain = max((shape for shape in section["shapes"] if isinstance(shape, int)), default=0)
+        longest = max(task.most_tokens for task in measured.tasks.values()) + chain
+        if section.get("draft_vocabulary") is not None:
+            raise ValueError(
+                f"{measured.file_of('draft_vocabulary')}: evaluation.draft_vocabulary: {section['draft_vocabulary']}: "
+                f"{engine.title} drafts over the tokens that a draft was trained with; give null, or evaluation.engine: {OURS}"
+            )
         for variant in plan.variants[run]:
             recipe = plan.first_recipe(run, variant)
             try:
                 served = methods.served(recipe.method.name, engine.name)
                 with faults.faults_in(f"evaluation.engine: {engine.name}"):
+                    engine.check_beside(recipe.model.family)
                     methods.check_layout(recipe.method.name, recipe.method, served.layout, longest)
                     methods.check_chain(recipe, chain)
             except ValueError as error:

@@ -12,12 +12,10 @@ from typing import Any
 from longspec import methods
 from longspec.config.names import FINAL, WITH_LOOKUP
 from longspec.engines import ENGINES, OURS, Engine
-from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.plan import Plan
 
 CHAIN = 3  # drafted tokens of a round, where the evaluation measures no chain
-ANY_LENGTH = 2**24  # tokens of a prompt that no key limits
 # Keys of the evaluation that these measurements share with it.
 SHARED = ("prompts", "new_tokens", "seed")
 
@@ -93,18 +91,18 @@ class ServesPlan:
     def _standing(self, run: str, variant: str, engine: Engine, section: dict[str, Any]) -> Standing:
         """Return how another engine stands; section: by which our own loop is measured."""
         evaluation, recipe = self.plan.evaluation_of[run], self.plan.first_recipe(run, variant)
+        named = self.plan.files[run].given
         loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]
         if engine not in loading:
             names = " and ".join(each.title for each in loading)
             draft = paths.FINAL_DRAFT.format(run=run, variant=variant)
-            command = f"longspec serve {run} --engine {loading[0].name}" if loading else f"longspec try {draft}"
+            command = f"longspec serve {named} --engine {loading[0].name}" if loading else f"longspec try {draft}"
             return Standing(None, f"loads no {recipe.method.name} drafts{f'; {names} does' * bool(loading)}: `{command}`")
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
             try:
-                prompt = task.context[1] if isinstance(task, HeldOut) else task.longest or ANY_LENGTH
-                longest = prompt + task.new_tokens + section["shapes"][0]
-                methods.check_layout(recipe.method.name, recipe.method, layout, longest)
+                engine.check_beside(recipe.model.family)
+                methods.check_layout(recipe.method.name, recipe.method, layout, task.most_tokens + section["shapes"][0])
                 methods.check_chain(recipe, section["shapes"][0])
             except ValueError as error:
                 left_out[name] = str(error)
@@ -113,7 +111,7 @@ class ServesPlan:
         is_chosen = evaluation.section.get("engine") == engine.name
         given = evaluation.section.get("serve_python") if is_chosen else None
         if not os.access(given or engine.python, os.X_OK):
-            return Standing(None, f"is not installed: {engine.install}, then `snakemake serves --config 'runs=[{run}]'`")
+            return Standing(None, f"is not installed: {engine.install}, then `snakemake serves --config run={named}`")
         own = {"engine": engine.name} | ({"serve_python": given} if given else {})
         tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
         return Standing(section | own | {"tasks": tasks}, left_out=left_out)

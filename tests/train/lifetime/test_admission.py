@@ -37,6 +37,16 @@ def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "gone"]
 
 
+def test_a_node_of_another_precision_leaves_the_checkpoints_to_the_next_one(tmp_path: Path) -> None:
+    """One whose GPU is missing computes in float32; another try may find what this one lacks."""
+    made = {"recipe": {"lr": 1}, "dtype": "torch.bfloat16"}
+    write_slot(tmp_path / "last", 20, made)
+    with refused(tmp_path, "step 20 of 100", "dtype: torch.bfloat16 -> torch.float32") as told:
+        find_resumable(tmp_path, made | {"dtype": "torch.float32"})
+    assert not isinstance(told.value, NonRetryableError)
+    assert "rm -r" not in str(told.value)
+
+
 def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they wait for it: a rank that trains takes torchrun's SIGTERM for a request to stop."""
     sent: list[bytes] = []

@@ -177,11 +177,16 @@ class Encoder:
         return self._ids_of(request(Chat([{"role": "user", "content": text}]), self.template, self.special))
 
     def as_sent(self, chat: Chat) -> list[int]:
-        """The token ids that a server of the target makes of a conversation which it is sent as messages. Raises LayoutError.
+        """The token ids that a server of the target makes of a conversation which it is sent as messages.
 
-        Names of special tokens that somebody typed are tokens to it, and where the template tells the day it tells today's.
+        Where the template tells the day it tells today's. Raises LayoutError, also for names of special tokens that somebody
+        typed: they are tokens to a server.
         """
-        return self._ids_of(request(chat, self.template.of_today(), ()))
+        today = self.template.of_today()
+        sent, meant = (self._ids_of(request(chat, today, special)) for special in ((), self.special))
+        if sent != meant:
+            raise LayoutError("a message holds the name of a special token, which a server would read as the token itself")
+        return sent
 
     def _ids_of(self, made: Plan) -> list[int]:
         return _ids(self._run([made])[0])

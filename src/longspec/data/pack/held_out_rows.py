@@ -18,9 +18,10 @@ def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
 
     Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
     """
-    tokens = read_json(Path(packed.manifest["shards"][0]["path"]))
+    shard = packed.manifest["shards"][0]
+    tokens = read_json(Path(shard["path"]))
     raw = Path(tokens["raw_manifest"])
-    if not raw.is_file() or sha256_file(raw) != tokens["raw"]:
+    if sha256_file(Path(shard["path"])) != shard["sha256"] or not raw.is_file() or sha256_file(raw) != tokens["raw"]:
         raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
     path = checked_file(raw, "held_out.jsonl")
     encoder = Encoder(load_tokenizer(Path(tokens["tokenizer_manifest"]))[0])

@@ -19,7 +19,7 @@ from longspec.atomic_files import new_file, remove_strays
 from longspec.data.align import pipeline
 from longspec.data.align.fields import Record
 from longspec.data.read.record_checks import RecordError
-from longspec.data.read.records import to_messages_or_text
+from longspec.data.read.records import ANSWER_IDS, to_messages_or_text
 from longspec.data.read.source_files import Item
 from longspec.shown import ManyLinesError
 
@@ -87,6 +87,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
 
     def check(record: Record) -> Record:
         to_messages_or_text(record, settings.get(UNANSWERED, False))
+        record.pop(ANSWER_IDS, None)  # tokens of whichever target gave the answers
         return record
 
     # As the last step, so that a fault says which element of a flattened list it is in.

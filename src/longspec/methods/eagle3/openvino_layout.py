@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from longspec.config.faults import faults_in
+from longspec.engines import ENGINES, OPENVINO
 from longspec.methods import exported_draft
 from longspec.methods.draft_files import CONFIG
 from longspec.methods.eagle3.method import METHOD
@@ -17,8 +18,7 @@ from longspec.methods.layer_shape import PARTIAL
 from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models.weight_files import telling_damage
 
-# OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
-FAMILIES = ("llama", "mistral", "phi3", "qwen2", "qwen3")
+FAMILIES = ENGINES[OPENVINO].targets or ()
 OF_THE_LAYER = (*OF_ONE_LAYER, "architectures", "draft_vocab_size")
 LAYERS = "hidden_layers_list"
 
