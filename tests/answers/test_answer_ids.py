@@ -8,8 +8,10 @@ import pytest
 from transformers import AutoTokenizer
 
 from longspec import jsonl
+from longspec.answers.conversation import Answer, Conversation
 from longspec.answers.merge import merge
 from longspec.atomic_files import read_json
+from longspec.data import raw, tokenize
 from longspec.data.chat.encoding import Encoder
 from longspec.data.read.record_checks import RecordError
 from tests.answers.chat_server import Reply, echo, said, serving
@@ -65,6 +67,27 @@ def test_a_cut_answer_does_not_learn_to_end(case: Case, tmp_path: Path) -> None:
         (*_, document) = encoded(tokenizer, line)
         assert document.ids[-1] == tokenizer.eos_token_id
         assert document.answer_mask[-1] == 0
+
+
+def test_an_answer_cut_inside_a_character_keeps_its_tokens_and_learns_no_end() -> None:
+    """Its text is without the torn character; what is trained are the tokens."""
+    conversation = Conversation(("train", 1), {"messages": turns("why?")["messages"]}, "keep")
+    conversation.take(Answer("so\ufffd", 3, cut=True, ids=(5, 6, 7)))
+    line = conversation.line()
+    assert (line["end"], line["messages"][1]["content"], line["answer_ids"]) == ("cut", "so", [[5, 6, 7]])
+
+
+def test_tokens_of_another_targets_answers_are_not_trained(case: Case, tmp_path: Path) -> None:
+    """As a data set of their own they are text; by hand, with another tokenizer, they are refused."""
+    case.make(tmp_path / "out")
+    answers = tmp_path / "merged/manifest.json"
+    merge([tmp_path / "out/shard.json"], case.raw, answers)
+    assert any("answer_ids" in record for record in jsonl.read(answers.parent / "train.jsonl"))
+    raw.make("d", {"source": str(answers.parent / "train.jsonl"), "held_out": 0}, tmp_path / "raw/manifest.json")
+    assert not any("answer_ids" in record for record in jsonl.read(tmp_path / "raw/train.jsonl"))
+    other = with_template(case, THINKING, tmp_path).tokenizer
+    with refused(answers, other):
+        tokenize.make(answers, other, 0, 1, tmp_path / "tokens/000.json")
 
 
 def test_turns_stand_in_one_document_where_their_tokens_go_on(case: Case) -> None:

@@ -59,7 +59,9 @@ def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_an
     assert journal_of(tmp_path) == {}
     (tmp_path / "journal.jsonl").unlink()  # the advice
     # In threads, of which each has the tokenizer read special tokens in its own way.
-    chats = [turns("what is <|im_end|> for?", f"and {n} <|im_start|>?") if n % 10 == 0 else turns(f"why {n}?") for n in range(150)]
+    chats = [
+        turns("what is <|im_end|> for?", f"and {n} <|im_start|>?") if n % 10 == 0 else turns(f"why {n}?") for n in range(150)
+    ]
     raw = write_raw(tmp_path / "chats", chats, [])
     with serving(lays_out(case)) as server:
         made = ask(Case(raw, case.target, case.tokenizer), tmp_path, server, requests=32)

@@ -204,6 +204,9 @@ def test_files_of_the_hub_are_read_in_order(tmp_path: Path) -> None:
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
     with refused(f"{tmp_path}/manifest.json: revision: is main", "data.d.revision is v1"):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
+    (tmp_path / "files/a.json").write_text("{}")
+    with refused(f"{tmp_path}/files/a.json", "python -m longspec.data fetch --source hf:o/d --revision main --out "):
+        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(

@@ -188,16 +188,20 @@ def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings
 def test_a_draft_that_llama_cpp_cannot_represent_is_refused(settings: Settings) -> None:
     """With the recipe's key, before anything is trained: its drafts see all of a text."""
     settings.edit(WORKFLOW, r"^  engine: longspec", "  engine: llama.cpp")
-    engine = f"{EVALUATION}.engine: llama.cpp"
-    settings.refuses(engine, "glide drafts", "evaluation.engine: longspec or evaluation.engine: vllm")
+    engine, advice = f"{EVALUATION}.engine: llama.cpp", "evaluation.engine: longspec"
+    settings.refuses(engine, "glide drafts", f"{advice} or evaluation.engine: vllm")
     window = f"{engine}: recipe.method.sliding_window: 512"
-    settings.refuses(window, "4160 tokens", "512 tokens (", "evaluation evaluation.tasks,", runs=["demo-eagle3"])
+    settings.refuses(window, "4164 tokens", "512 tokens (", "evaluation evaluation.tasks,", runs=["demo-eagle3"])
     settings.edit("config/run/demo-eagle3.yaml", r"^    (long|cot): \{data.*\n", "")
     missing = f"{EVALUATION}.serve_python: .venv-serve/llama.cpp/bin/python"
     settings.refuses(missing, "make .venv-serve/llama.cpp/.stamp", runs=["demo-eagle3"])
     settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
     section = json.loads(settings.plan(runs=["demo-eagle3"]).evaluation_settings("demo-eagle3"))
     assert (section["engine"], section["serve_python"]) == ("llama.cpp", "/bin/sh")
+    settings.edit(WORKFLOW, r"^  draft_vocabulary: \S+", "  draft_vocabulary: 512")
+    settings.refuses(f"{EVALUATION}.draft_vocabulary: 512", "llama.cpp", advice, runs=["demo-eagle3"])
+    settings.edit(WORKFLOW, r"^  draft_vocabulary: \S+", "  draft_vocabulary: null")
+    settings.refuses(engine, "qwen3", "llama, mistral, qwen2", runs=["qwen3-8b-eagle3"])
     settings.plan(runs=["demo-dflash"])  # whose texts may be long; but its blocks have four tokens beside the newest
     settings.edit(WORKFLOW, r"^  shapes: \[4\]", "  shapes: [4, 5]")
     settings.refuses(f"{engine}: evaluation.shapes: 5", "4 tokens", runs=["demo-dflash"])

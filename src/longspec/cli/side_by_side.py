@@ -21,10 +21,9 @@ from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_shape, best_way, nodes_of
-from longspec.decode.fallback import NoDraft
+from longspec.decode.fallback import WhilePays
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Shape
-from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
@@ -37,10 +36,7 @@ from longspec.models.target_config import read_target_config
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
 CHARACTERS = 400  # of a text that is gone on with
 EQUAL = "texts equal"
-FASTER = {  # by what generate decodes with where the draft does not pay
-    NoDraft: "leave it out",
-    LookupDrafter: "take prompt lookup alone",
-}
+LEFT_OUT, LOOKED_UP = "leave it out", "take prompt lookup alone"  # what generate does where the draft does not pay
 
 
 def target_of(draft: Path, given: str | None) -> str:
@@ -146,8 +142,9 @@ def decode_both(
     shape: Shape = DEFAULT_SHAPE
     instead = ""
     if drafter.acceptance:
-        shape = best_shape(target, drafter, start, 0.0)
-        instead = FASTER.get(type(best_way(target, drafter, start, 0.0)[0]), "")
+        shape, (way, _) = best_shape(target, drafter, start), best_way(target, drafter, start)
+        if not isinstance(way, WhilePays) or way.drafter is None:
+            instead = LOOKED_UP if isinstance(way, WhilePays) and way.copying and way.copying.pays else LEFT_OUT
     console.rule("with the draft; what it drafted is green", align="left", style="dim")
     if instead:
         console.print(Text(f"generate would {instead}, which is faster on this machine", "dim"))

@@ -13,9 +13,9 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from longspec.chain_length import LONGEST, ChainAcceptance, TreeAcceptance, nearest
+from longspec.chain_length import LONGEST, Acceptance, ChainAcceptance, TreeAcceptance, nearest
 from longspec.decode.drafters import Drafter
-from longspec.decode.fallback import NoDraft, WhilePays
+from longspec.decode.fallback import Copying, NoDraft, WhilePays
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of, size_of
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import Prefilled
@@ -26,10 +26,8 @@ ROUNDS = 3  # timed at once, behind one that takes the prompts in
 REPEATS = 2  # of the whole
 OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
 
-COPIES_OR_NOT = (LookupDrafter, NoDraft)  # what decodes without a draft
-
 # Of each shape the one to decode with, a budget with its prices, and seconds of a round, by target, for this process.
-_known: WeakKeyDictionary[Any, dict[Hashable, dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Any, dict[tuple[Any, ...], dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -56,43 +54,50 @@ class _EnoughError(Exception):
     """Ends a decoding whose rounds were timed."""
 
 
-def best_way(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> tuple[Drafter, Shape]:
+def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> tuple[Drafter, Shape]:
     """Return the drafter and the shape that should decode these prompts soonest, by evaluated acceptance and by costs.
 
     Those that were evaluated, of prompt lookup alone too, and plain decoding. A draft that should be sooner than plain decoding
-    begins, and goes over to plain decoding or to prompt lookup where these texts say that it is sooner. The costs are measured
-    when a target and a draft first meet, again after an hour, for texts twice as long, for another number of rows or threads,
-    and at a temperature with other shapes. Of equal ways the one with the fewest tokens.
+    begins, and is left where these texts say that plain decoding or prompt lookup is sooner; of these two the texts decide at
+    any time. sampling: temperature, top_k and top_p. The costs are measured when a target and a draft first meet, again after
+    an hour, for texts twice as long, for another number of rows or threads, and for other sampling. Of equal ways the one with
+    the fewest tokens.
     """
-    order, shapes, seconds = _by_rate(target, drafter, start, temperature)
-    instead, plain = (next(each for each in order if isinstance(each.drafter, kinds)) for kinds in (COPIES_OR_NOT, NoDraft))
-    way = next((each for each in order[: order.index(plain)] if each.drafter is drafter), None)
-    if way is None:
-        return instead.drafter, shapes[instead.key]
-    needed = seconds[way.key] / seconds[plain.key]
-    copies = None if instead is plain else seconds[way.key] / seconds[instead.key]
-    return WhilePays(drafter, way.tokens, needed, instead.drafter, instead.shape, copies), shapes[way.key]
+    order, shapes, seconds = _by_rate(target, drafter, start, sampling)
+    plain = next(each for each in order if isinstance(each.drafter, NoDraft))
+    ahead, copying = order[: order.index(plain)], None
+    lookup = next((each for each in order if isinstance(each.drafter, LookupDrafter)), None)
+    if lookup is not None:
+        copying = Copying(depth_of(lookup.shape), seconds[lookup.key] / seconds[plain.key], lookup in ahead)
+    way = next((each for each in ahead if each.drafter is drafter), None)
+    if way is not None:
+        return WhilePays(drafter, way.tokens, seconds[way.key] / seconds[plain.key], copying), shapes[way.key]
+    if lookup is None:
+        return plain.drafter, plain.shape
+    return WhilePays(None, 0.0, 1.0, copying), lookup.shape
 
 
-def best_shape(target: Any, drafter: Drafter, start: Prefilled, temperature: float) -> Shape:
+def best_shape(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> Shape:
     """Return the shape by which the draft itself should decode these prompts soonest, whether or not another way is sooner."""
-    order, shapes, _ = _by_rate(target, drafter, start, temperature)
+    order, shapes, _ = _by_rate(target, drafter, start, sampling)
     return next((shapes[way.key] for way in order if way.drafter is drafter), DEFAULT_SHAPE)
 
 
 def _by_rate(
-    target: Any, drafter: Drafter, start: Prefilled, temperature: float
+    target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str, Any]
 ) -> tuple[list[Way], dict[Hashable, Shape], dict[Hashable, float]]:
     """Return all ways, the soonest first, and by their keys the shape to decode with and the seconds of a round."""
-    ways = _ways(drafter, temperature)
+    ways = _ways(drafter, sampling.get("temperature", 0.0))
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
     (hour,) = _of_first_rank(target, [time.monotonic() // OF_AN_HOUR])
     # A draft is known by its acceptance, counts of its own.
-    key = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, hour)
-    of_target = _known.setdefault(target, {})
+    known = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, *sampling.items())
+    key, of_target = (hour, *known), _known.setdefault(target, {})
     if key not in of_target:
-        of_target[key] = _costs(target, start, ways)
+        for old in [each for each in of_target if each[0] != hour]:
+            del of_target[old]
+        of_target[key] = _costs(target, start, ways, sampling)
     shapes = {way: shape for way, (shape, _) in of_target[key].items()}
     seconds = {way: of_round for way, (_, of_round) in of_target[key].items()}
     order = sorted(ways, key=lambda way: (-way.tokens / seconds[way.key], size_of(way.shape)))
@@ -108,57 +113,65 @@ def _of_first_rank(target: Any, numbers: list[float]) -> list[float]:
 
 def _ways(drafter: Drafter, temperature: float) -> list[Way]:
     """Return plain decoding, prompt lookup, chains up to the longest that was evaluated, and trees."""
+    held = nearest(drafter.acceptance, temperature, drafter.copied > 0)
+    if temperature and drafter.copied:  # beside chains that are drawn nothing is copied
+        of_draft = nearest(drafter.acceptance, temperature)
+        held = [each for each in held if not _is_chain(each)] + [each for each in of_draft if isinstance(each, ChainAcceptance)]
     found: dict[Hashable, Way] = {}
-    for each in nearest(drafter.acceptance, temperature, drafter.copied > 0):
+    for each in held:
         if isinstance(each, ChainAcceptance):
             ways = [Way(drafter, length, tokens) for length, tokens in enumerate(each.expected_tokens()[:LONGEST], 1)]
         elif not each.levels:
             ways = [Way(LookupDrafter(), each.copied, each.expected_tokens)]
         else:
-            is_chain = isinstance(each.levels, tuple) and size_of(each.levels) == len(each.levels) and each.copied
-            ways = [Way(drafter, depth_of(each.levels) if is_chain else each.levels, each.expected_tokens)]
+            ways = [Way(drafter, depth_of(each.levels) if _is_chain(each) else each.levels, each.expected_tokens)]
         found |= {way.key: way for way in ways}
     return [Way(NoDraft(), 1, 1.0), *found.values()]
 
 
-def _costs(target: Any, start: Prefilled, ways: list[Way]) -> dict[Hashable, tuple[Shape, float]]:
+def _is_chain(each: Acceptance) -> bool:
+    """Tell whether this is of chains with tokens of prompt lookup beside them."""
+    return isinstance(each, TreeAcceptance) and each.copied > 0 and isinstance(each.levels, tuple) and set(each.levels) == {1}
+
+
+def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> dict[Hashable, tuple[Shape, float]]:
     """Return of each way, by its key, the shape and the seconds of a round. Budgets are priced by the others."""
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
-    seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed])
+    seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed], sampling)
     found: dict[Hashable, tuple[Shape, float]] = {way.key: (way.shape, of) for way, of in zip(fixed, seconds, strict=True)}
     # What lookup brings depends on the text.
     rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True) if not isinstance(way.drafter, LookupDrafter))
     for way in (way for way in ways if way not in fixed):
-        shape = _priced(target, way, start, rate)
-        (own,) = _mean_seconds(target, start, [(way.drafter, shape)])
+        shape = _priced(target, way, start, rate, sampling)
+        (own,) = _mean_seconds(target, start, [(way.drafter, shape)], sampling)
         found[way.key] = (shape, own)
     return found
 
 
-def _priced(target: Any, way: Way, start: Prefilled, rate: float) -> Budget:
+def _priced(target: Any, way: Way, start: Prefilled, rate: float, sampling: dict[str, Any]) -> Budget:
     """Return a way's budget with what a level and a node cost here, in tokens at this rate a second.
 
     A level's children are likely by no more than half of what their parents are, so that a level promises twice its price.
     """
     assert isinstance(way.shape, Budget)
     wide = min(way.shape.nodes, way.drafter.proposed or target.config.vocab_size)
-    one, two, level = _mean_seconds(target, start, [(way.drafter, shape) for shape in (1, 2, (wide,))])
+    one, two, level = _mean_seconds(target, start, [(way.drafter, shape) for shape in (1, 2, (wide,))], sampling)
     node = max(0.0, level - one) / max(1, wide - 1)
     step = max(0.0, two - one - node)
     return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))
 
 
-def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]]) -> list[float]:
+def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]], sampling: dict[str, Any]) -> list[float]:
     """Time a round of each way, all of them after each other and again: what else runs on the machine slows all alike.
 
-    Greedy rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
+    Rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
     """
-    repeats = [[_round_seconds(target, drafter, start, shape) for drafter, shape in ways] for _ in range(REPEATS)]
+    repeats = [[_round_seconds(target, drafter, start, shape, sampling) for drafter, shape in ways] for _ in range(REPEATS)]
     return _of_first_rank(target, [fmean(each) for each in zip(*repeats, strict=True)])
 
 
 @torch.inference_mode()
-def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape) -> float:
+def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape, sampling: dict[str, Any]) -> float:
     """Return the time of a round with this shape, between two looks of the host at new tokens."""
     marks: list[float] = []
 
@@ -168,9 +181,10 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
         if len(marks) == ROUNDS + 2:
             raise _EnoughError
 
+    most = max(nodes_of(drafter), (ROUNDS + 1) * (depth_of(shape) + 1)) + 2
+    draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's stay as they are
     try:
-        most = max(nodes_of(drafter), (ROUNDS + 1) * (depth_of(shape) + 1)) + 2
-        speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark)
+        speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark, generator=draws, **sampling)
     except _EnoughError:
         # Less the first, in which caches are filled. The median, not the least: what else runs on the machine slows a wider
         # forward more, and decoding has it beside itself too.

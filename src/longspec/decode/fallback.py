@@ -4,17 +4,20 @@ Shapes: B rows, E tokens of a path.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
 from longspec.decode.drafters import Drafter, DraftInput
-from longspec.decode.levels import Budget, Levels, Shape, depth_of
-from longspec.decode.lookup import Followers
+from longspec.decode.levels import Budget, Levels
+from longspec.decode.lookup import Followers, LookupDrafter
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, chains
 
 TRUSTED = 16  # rounds of the text as which the evaluated acceptance counts
+RECENT = 32  # rounds of lookup by which it takes turns with plain decoding: a text may end to repeat itself
 
 
 class NoDraft(Drafter):
@@ -45,65 +48,78 @@ class Watched:
             yield kept + 1
 
 
-class WhilePays(Drafter):
-    """A drafter until its rounds bring fewer tokens than they must, and then another one, to the end of the texts.
+@dataclass(frozen=True)
+class Copying:
+    """Prompt lookup as a way to decode texts: by chains of `depth` tokens.
 
-    expected: tokens a round as evaluated, which the texts' own rounds correct; needed: those with which a round is as fast as
-    plain decoding. other: what it is left for, which needs no states of the target, with its shape. copies: where that is
-    prompt lookup, the tokens of a round of the drafter that one of lookup's is worth. How much lookup brings depends on the
-    text, so what was evaluated of it counts nothing here: it is watched.
+    needed: tokens of a round with which it is as fast as plain decoding. pays: whether it should be faster, as evaluated; how
+    much it brings depends on the text, so that this counts no longer than its first rounds there.
     """
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        expected: float,
-        needed: float,
-        other: Drafter,
-        other_shape: Shape,
-        copies: float | None = None,
-    ) -> None:
-        self.drafter, self.expected, self.needed, self.other, self.copies = drafter, expected, needed, other, copies
-        self.levels = (1,) * depth_of(other_shape)
-        self.reads, self.proposed = drafter.reads, drafter.proposed
-        self.copied = max(drafter.copied, len(self.levels))
+    depth: int
+    needed: float
+    pays: bool
+
+
+class WhilePays(Drafter):
+    """A drafter until its rounds bring fewer tokens than they must, then prompt lookup or plain decoding, as the texts say.
+
+    drafter: None where it should not begin. expected: tokens of its round as evaluated, which the texts' own rounds correct;
+    needed: those with which it is as fast as plain decoding. copying: None where prompt lookup was not evaluated. What its
+    rounds would bring is watched on the texts, whatever decodes them, and neither it nor plain decoding needs states of the
+    target: they are taken in turns.
+    """
+
+    def __init__(self, drafter: Drafter | None, expected: float, needed: float, copying: Copying | None) -> None:
+        self.drafter, self.expected, self.needed, self.copying = drafter, expected, needed, copying
+        self.lookup, self.levels = LookupDrafter(), (1,) * (copying.depth if copying else 0)
+        self.copied = len(self.levels)
+        if drafter is not None:
+            self.reads, self.proposed, self.copied = drafter.reads, drafter.proposed, max(drafter.copied, self.copied)
 
     def check(self, target: object) -> None:
-        self.drafter.check(target)
+        if self.drafter is not None:
+            self.drafter.check(target)
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        self.pays, self.rounds, self.tokens, self.lengths = True, TRUSTED, TRUSTED * self.expected, tuple[int, ...]()
+        self.pays, self.lengths = self.drafter is not None, tuple[int, ...]()
+        self.rounds, self.tokens = TRUSTED, TRUSTED * self.expected
         self.watched, self.copied_tokens = [Watched(prompt) for prompt in prompts], list[int]()  # of lookup's rounds
-        self.drafter.begin(prompts, hidden)
-        self.other.begin(prompts, {})
+        self.lookup.begin(prompts, {})
+        if self.drafter is not None:
+            self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """Return the drafter's tree, or the other's chain once the drafter has been left."""
+        """Return the drafter's tree; once it has been left, a copied chain or none."""
+        if self.copying is not None:
+            for watched, text in zip(self.watched, draft_input.texts, strict=True):
+                self.copied_tokens += watched.rounds(text, self.copying.depth)
         before, self.lengths = self.lengths, draft_input.lengths
         if self.pays and len(before) == len(self.lengths):  # else rows have left
             self.rounds += len(before)
             self.tokens += sum(self.lengths) - sum(before)
-            self.pays = self.tokens >= self.needed * self.rounds and not self._copying_pays(draft_input.texts)
-        if self.pays:
+            rate = self.tokens / self.rounds / self.needed
+            # By all rounds of lookup, not the recent ones: a draft that was left does not come back.
+            self.pays = rate >= 1 and self._copying_rate(self.copied_tokens, unknown=0.0) <= rate
+        if self.pays and self.drafter is not None:
             return self.drafter.propose(draft_input, shape, sampler)
-        return self.other.propose(draft_input, self.levels, sampler)
+        if self.copying is not None and self._copying_rate(self.copied_tokens[-RECENT:], float(self.copying.pays)) >= 1:
+            return self.lookup.propose(draft_input, self.levels, sampler)
+        return NoDraft().propose(draft_input, shape, sampler)
 
-    def _copying_pays(self, texts: list[list[int]]) -> bool:
-        """Tell whether prompt lookup would be sooner, by enough of its rounds on these texts."""
-        if self.copies is None:
-            return False
-        for watched, text in zip(self.watched, texts, strict=True):
-            self.copied_tokens += watched.rounds(text, len(self.levels))
-        rounds = len(self.copied_tokens)
-        return rounds >= TRUSTED // 2 and self.tokens / self.rounds < self.copies * sum(self.copied_tokens) / rounds
+    def _copying_rate(self, tokens: list[int], unknown: float) -> float:
+        """Return how many times plain decoding's speed prompt lookup should have, by the tokens of enough rounds of it."""
+        if self.copying is None or len(tokens) < TRUSTED // 2:
+            return unknown
+        return fmean(tokens) / self.copying.needed
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Hand the tokens on to the drafter, while it drafts; the other one reads them in the texts."""
-        if self.pays:
+        """Hand the tokens on to the drafter, while it drafts; prompt lookup reads them in the texts."""
+        if self.pays and self.drafter is not None:
             self.drafter.commit(tokens_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
         self.watched = [self.watched[row] for row in rows_B.tolist()]
-        self.other.select(rows_B)
-        if self.pays:
+        self.lookup.select(rows_B)
+        if self.pays and self.drafter is not None:
             self.drafter.select(rows_B)

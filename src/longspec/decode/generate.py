@@ -4,6 +4,7 @@ Shapes: B rows, T tokens of the padded prompts.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,8 @@ def generate(
     sampling, start = sampling_settings(config), None
     if shape is None and drafter.acceptance:
         start = prefill(model, prompts, tokens_ahead(config.max_new_tokens, nodes_of(drafter)), drafter.reads)
-        drafter, shape = best_way(model, drafter, start, sampling["temperature"])
+        drafter, shape = best_way(model, drafter, start, **sampling)
+        start = replace(start, is_last=True)
     stops = config.stop_strings
     decoded = speculate(
         model,

@@ -59,7 +59,7 @@ class Prefilled:
     reads: the names of all that was; hidden: states among them, [B, T, H] by name, left-aligned.
 
     Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
-    it was.
+    it was; the last one gives rows up as they end.
     """
 
     prompts: list[list[int]]
@@ -67,6 +67,7 @@ class Prefilled:
     logits_BV: Tensor
     hidden: dict[str, Tensor]
     reads: tuple[str, ...] = ()
+    is_last: bool = False
     _lent: Lock = field(default_factory=Lock, init=False, repr=False, compare=False)
 
     @contextmanager
@@ -82,9 +83,10 @@ class Prefilled:
         try:
             for layer in self.cache.layers:
                 layer.make_room(max(lengths) + ahead)
-            yield replace(self, cache=Cache(layers=list(self.cache.layers)))
+            yield self if self.is_last else replace(self, cache=Cache(layers=list(self.cache.layers)))
         finally:
-            restore(self.cache, lengths)
+            if not self.is_last:
+                restore(self.cache, lengths)
             self._lent.release()
 
 

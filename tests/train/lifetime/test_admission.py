@@ -2,13 +2,14 @@
 
 import os
 import pickle
+import socket
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from longspec.distributed import Ranks
-from longspec.process_group import of_first_rank
+from longspec.distributed import GPUS_GIVEN, Ranks
+from longspec.process_group import of_first_rank, own_device
 from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable_reason
 from tests.refusals import refused
 from tests.train.checkpoint.test_save_load import write_slot
@@ -45,6 +46,15 @@ def test_a_node_of_another_precision_leaves_the_checkpoints_to_the_next_one(tmp_
         find_resumable(tmp_path, made | {"dtype": "torch.float32"})
     assert not isinstance(told.value, NonRetryableError)
     assert "rm -r" not in str(told.value)
+
+
+def test_a_job_that_was_given_gpus_does_not_train_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert own_device(Ranks(0, 0, 1)).type == "cpu"
+    monkeypatch.setenv(GPUS_GIVEN, "gpu:8")
+    with refused(socket.gethostname(), "(gpu:8)") as told:
+        own_device(Ranks(0, 0, 1))
+    assert not isinstance(told.value, NonRetryableError)
 
 
 def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
