@@ -49,6 +49,13 @@ def test_both_texts_are_transformers_own(draft: Path, longspec: Any) -> None:
     assert "texts equal" in told
 
 
+def test_a_draft_is_tried_from_any_folder(draft: Path, longspec: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its target's path is that of the folder in which it was made, which lies above it."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert longspec("try", str(draft), QUESTION, "--new-tokens", "4")[0] == 0
+
+
 def test_the_draft_drafts_where_another_way_is_faster_and_that_is_said(
     draft: Path, longspec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,13 +23,14 @@ from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_shape, best_way, nodes_of
 from longspec.decode.fallback import WhilePays
 from longspec.decode.generate import load_drafter
-from longspec.decode.levels import DEFAULT_SHAPE, Shape
+from longspec.decode.levels import DEFAULT_SHAPE, Shape, depth_of
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.decode.texts import Row, ends_of_text
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from longspec.measure.sample import Pieces
+from longspec.methods.draft_files import CONFIG, find_target
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 
@@ -44,12 +45,13 @@ def target_of(draft: Path, given: str | None) -> str:
 
     Raises ValueError where it is not on this machine.
     """
-    told = given or read_json_object(draft / "config.json").get("target_path") or ""
-    if told and (Path(told) / "config.json").is_file():
-        return str(told)
-    seen = f"(seen from {Path.cwd()})"
+    told, seen = str(read_json_object(draft / CONFIG).get("target_path") or ""), f"(seen from {Path.cwd()})"
     if given:
-        raise ValueError(f"--target: {given}: has no config.json {seen}; give the target's folder")
+        if not (Path(given) / CONFIG).is_file():
+            raise ValueError(f"--target: {given}: has no config.json {seen}; give the target's folder")
+        return given
+    if (found := find_target(draft, told)) is not None:
+        return str(found)
     raise ValueError(f"{draft}: its target, {told or 'which it does not name'}, is not here {seen}; give --target FOLDER")
 
 
@@ -145,6 +147,8 @@ def decode_both(
         shape, (way, _) = best_shape(target, drafter, start), best_way(target, drafter, start)
         if not isinstance(way, WhilePays) or way.drafter is None:
             instead = LOOKED_UP if isinstance(way, WhilePays) and way.copying and way.copying.pays else LEFT_OUT
+    else:  # whose first rounds are slower ones
+        speculate(target, drafter, start, max_new_tokens=2 * depth_of(shape), shape=shape)
     console.rule("with the draft; what it drafted is green", align="left", style="dim")
     if instead:
         console.print(Text(f"generate would {instead}, which is faster on this machine", "dim"))

@@ -78,6 +78,15 @@ def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path
     return file, content
 
 
+def find_target(draft: Path, path: str) -> Path | None:
+    """Return the folder of a draft's target, as the draft names it; None where it is not there.
+
+    Seen from here, else from a folder above the draft's: where the workflow ran, its root is one of them.
+    """
+    folders = (folder / path for folder in (Path(), *draft.absolute().parents))
+    return next((folder for folder in folders if path and (folder / CONFIG).is_file()), None)
+
+
 def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str | None]:
     """The paths of both, also when the first one is a draft folder, which names its target.
 
@@ -88,9 +97,8 @@ def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str
         return target_path, draft_path
     file, content = found
     source, path = content["target_source"], content["target_path"]
-    for folder in (Path(), *file.absolute().parents):  # where the workflow ran, its root is above the draft
-        if path and (folder / path / CONFIG).is_file():
-            return str(folder / path), target_path
+    if (folder := find_target(file, path)) is not None:
+        return str(folder), target_path
     if source.startswith(HUB_PREFIX):
         return source.removeprefix(HUB_PREFIX), target_path
     raise ValueError(f"{file}: its target {path or '(unnamed)'} is not there; give both: the target's folder and the draft's")
