@@ -23,7 +23,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_ARGS ?=
 # What pip installs into vLLM's environment: vLLM for GPUs where nvidia-smi is there, else the one for processors.
-SERVE ?= $(if $(shell command -v nvidia-smi),vllm==0.32.0,-r serve/vllm.txt)
+SERVE ?= $(if $(shell command -v nvidia-smi 2> /dev/null || true),vllm==0.32.0,-r serve/vllm.txt)
 
 # Whatever a tool caches or keeps for a moment stays inside the clone. HOME is left alone: pip's settings may lie there.
 CACHE := $(CURDIR)/.cache

@@ -29,6 +29,7 @@ from longspec.data.schedule import Schedule, TrainedRows
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import Budget
 from longspec.decode.speculate import speculate
+from longspec.decode.texts import ends_of_text
 from longspec.measure.estimates import estimate
 from longspec.measure.prompts import draw_prompts
 from longspec.measure.tasks import HeldOut
@@ -95,9 +96,9 @@ def measured(which: Cell) -> Cell:
     task = HeldOut("", CONTEXT, NEW, whole_questions=True)
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     prompts = draw_prompts("held out", task, QUESTIONS, PROMPTS, tokenizer, SEED)
-    drafter, found = load_drafter(target, draft), dict[str, Any]()
+    drafter, found, eos = load_drafter(target, draft), dict[str, Any](), ends_of_text(target, tokenizer)
     for name, shape in SHAPES.items():
-        rows = [speculate(target, drafter, [prompt.ids], max_new_tokens=NEW, shape=shape).rows[0] for prompt in prompts]
+        rows = [speculate(target, drafter, [each.ids], max_new_tokens=NEW, shape=shape, eos=eos).rows[0] for each in prompts]
         sums = [sum(row.accepted) + len(row.accepted) for row in rows], [len(row.accepted) for row in rows]
         found[name] = rounded(estimate(sums)) | dict(zip(("tokens", "rounds"), sums, strict=True))
     trained = {name: read_json(checkpoint)[name] for name in ("step", "tokens_seen", "training_seconds")}

@@ -27,6 +27,7 @@ rule answer:
         runtime=from_plan_and_input(ANSWERS.runtime),
     shell:
         "python -m longspec.cluster launch --plain --ranks {resources.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " --gres={resources.gres:q}"
         " -- longspec.answers shard --raw {input.raw:q} --target {input.target:q} --tokenizer {input.tokenizer:q}"
         " --settings {params.settings:q} --runtime {params.runtime:q}"
         " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {output:q} > {log:q} 2>&1"

@@ -101,6 +101,7 @@ rule evaluate:
         vocabulary=option_with_files("--vocabulary", "vocabulary"),
     shell:
         "python -m longspec.cluster launch --plain --ranks {params.ranks:q} --cpus {resources.cpus_per_task:q}"
+        " --gres={resources.gres:q}"
         " -- longspec.measure evaluate --settings {params.settings:q}"
         " --target {input.target:q} --raw {params.raw:q} {params.drafter:q} --recipe {input.recipe:q}"
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"

@@ -44,7 +44,6 @@ PersistenceBase.incomplete = unfinished
 # https://github.com/snakemake/snakemake/issues/2441: a rule cannot say which failure is worth another try. A stage that would
 # fail in the same way again would be sent fifty times.
 BEGAN = time.time()
-PAUSED = [0.0]  # when the last wait before another try ended
 restarts_of_rule = Job.restart_times.fget
 
 
@@ -59,10 +58,7 @@ def restarts(job):
     )
     if reason:
         logger.error(f"{path.parent} is not tried again: {reason}")
-    # Jobs that fail together wait together: the scheduler does nothing else meanwhile.
-    if time.time() - PAUSED[0] > pause:
-        time.sleep(pause)
-        PAUSED[0] = time.time()
+    time.sleep(pause)
     return tries
 
 

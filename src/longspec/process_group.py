@@ -18,12 +18,12 @@ Value = TypeVar("Value")
 def own_device(ranks: Ranks) -> torch.device:
     """Return this rank's GPU; the CPU where there are none.
 
-    Raises ValueError where the job was given GPUs and torch sees none.
+    Raises ValueError where the job was given GPUs and a torch for GPUs sees none.
     """
-    if os.environ.get(GPUS_GIVEN) and not torch.cuda.is_available():
+    if os.environ.get(GPUS_GIVEN) and torch.version.cuda and not torch.cuda.is_available():
         raise ValueError(
             f"{socket.gethostname()}: the job was given GPUs ({os.environ[GPUS_GIVEN]}), and torch sees none; look at this "
-            "node's driver, or at the build of torch"
+            "node's driver"
         )
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 

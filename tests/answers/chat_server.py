@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def serving(
-    reply: Callable[[dict[str, Any], int], Reply], name: str = "some/target", owner: str = "somebody"
+    reply: Callable[[dict[str, Any], int], Reply], name: str = "some/test", owner: str = "somebody"
 ) -> Iterator[Server]:
     """A server for the length of a block."""
     server = Server(reply, name)

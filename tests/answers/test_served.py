@@ -27,7 +27,7 @@ def test_each_turn_is_asked_with_the_new_answers_before_it(case: Case, tmp_path:
                 wanted += [message, {"role": "assistant", "content": f"{message['content']} after {len(wanted)}"}]
             assert lines[name, number]["messages"] == wanted
     told = [{key: value for key, value in body.items() if key not in ("messages", "seed")} for body in server.asked]
-    assert told == [{"model": "some/target", "max_tokens": 12, "temperature": 0.25, "top_p": 0.5}] * len(told)
+    assert told == [{"model": "some/test", "max_tokens": 12, "temperature": 0.25, "top_p": 0.5}] * len(told)
     assert len({body["seed"] for body in server.asked}) == len(server.asked) == made["answers"]
     assert server.keys == {"Bearer a-secret"}
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and "a-secret" in path.read_text()]
@@ -76,8 +76,11 @@ def test_what_fails_all_requests_ends_the_job_at_once(case: Case, tmp_path: Path
 def test_a_server_that_is_not_there_or_serves_another_model_is_named(case: Case, tmp_path: Path) -> None:
     with serving(echo) as server:
         address = server.address
-        with refused(address, "serves some/target", "regenerate.served_model"):
+        with refused(address, "serves some/test", "regenerate.served_model"):
             ask(case, tmp_path, server, served_model="other")
+    for name in ("target", "answers/other/target"):
+        with serving(echo, name) as server, refused(server.address, f"serves {name}", f"regenerate.served_model to {name}"):
+            ask_alone(case, tmp_path / "other", server, ASKED)
     with serving(echo, "alias") as server:
         with refused(server.address, "serves alias", "regenerate.served_model to alias"):
             ask_alone(case, tmp_path / "alias", server, ASKED)

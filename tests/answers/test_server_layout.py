@@ -75,13 +75,13 @@ def test_answers_of_another_model_are_left_out_and_those_of_a_server_that_moved_
         left = iter(range(count))
         return lambda body, number: (401, {}) if next(left, None) is None else lays_out(case)(body, number)
 
-    for name, lines in (("an/other/target", 0), ("some/target", 0), ("some/target", 3)):
+    for name, lines in (("an/other/test", 0), ("some/test", 0), ("some/test", 3)):
         with serving(until(3), name) as server, refused(server.address, "code: 401"):
             ask(case, tmp_path, server, requests=1)
         told = capfd.readouterr().out
-        assert ("served_model: an/other/target then, some/target now" in told) is (name == "some/target" and not lines)
+        assert ("served_model: an/other/test then, some/test now" in told) is (name == "some/test" and not lines)
     with serving(echo) as server:
         made = ask(case, tmp_path, server)
-    assert (made["served_model"], made["ends"]["answered"]) == ("some/target", 14)
+    assert (made["served_model"], made["ends"]["answered"]) == ("some/test", 14)
     [aside] = tmp_path.glob("journal.*.jsonl")
-    assert '"served_model":"an/other/target"' in aside.read_text().replace(" ", "")
+    assert '"served_model":"an/other/test"' in aside.read_text().replace(" ", "")

@@ -51,7 +51,10 @@ def thinking(case: Case, tmp_path: Path) -> Case:
 def test_answers_of_vllm_are_those_of_transformers(thinking: Case, tmp_path: Path) -> None:
     """Greedy, in float32. An answer that holds a special token which is no thought's mark is dropped by both."""
     found: list[dict[Any, Any]] = []
-    for name, settings in {"local": {}, "vllm": {"engine": "endpoint", "server": SERVER, "requests": 4}}.items():
+    for name, settings in {
+        "local": {"precision": "fp32"},
+        "vllm": {"engine": "endpoint", "server": SERVER, "requests": 4},
+    }.items():
         thinking.make(tmp_path / name, temperature=0, new_tokens=24, **settings)
         found.append(journal_of(tmp_path / name))
     ours, theirs = found

@@ -100,7 +100,8 @@ class Client:
                 f"{self.address}: serves {', '.join(names) or 'no model'}; set regenerate.served_model to the target's name"
             )
         self.model = wanted or names[0]
-        if not wanted and self.target is not None and Path(self.model).name not in self.target:
+        parts = Path(self.model).parts
+        if not (wanted or self.target is None or {self.model, *parts[-1:], "/".join(parts[-2:])}.intersection(self.target)):
             raise ValueError(
                 f"{self.address}: serves {self.model}, and the target is {' or '.join(self.target)}; serve the target there, "
                 f"or set regenerate.served_model to {self.model} if that is the target under another name"

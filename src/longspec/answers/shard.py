@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -121,9 +121,7 @@ def make(
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
     endpoint = None  # where this job computes, or starts a server
     if settings.endpoint is not None:
-        source = str(read_json(target)["source"])
-        source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
-        endpoint = client.Client(settings.endpoint, settings, {Path(each).name: None for each in (source, folder)})
+        endpoint = client.Client(settings.endpoint, settings, _names_of(target, folder, out.parent.parent))
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
     asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
@@ -137,6 +135,17 @@ def make(
             manifest |= {"files": describe_files(out.parent, [JOURNAL])}
             write_json(out, manifest)
     return manifest
+
+
+def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
+    """Return the names under which a server may have the target: its source's, its folder's, and those that have answered."""
+    source = str(read_json(target)["source"])
+    source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
+    names = [Path(source).name, "/".join(folder.parts[-2:])]
+    for journal in sorted(answers.glob(f"*/{JOURNAL}")):
+        with suppress(OSError, ValueError, KeyError), journal.open(encoding="utf-8") as lines:
+            names.append(json.loads(next(lines, ""))["identity"][SERVED])
+    return list(dict.fromkeys(names))
 
 
 @contextmanager

@@ -239,7 +239,8 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     if not ranks.is_main:
         return 0
     findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
-    findings |= check_needs(options.target, facts, stages, own_device(ranks), options.out)
+    device = own_device(ranks) if gpus.level != FAIL else torch.device("cpu")
+    findings |= check_needs(options.target, facts, stages, device, options.out)
     return concluded(options.report, facts, findings)
 
 

@@ -9,7 +9,6 @@ from longspec.config.faults import did_you_mean
 DATA, TASK = "data", "evaluation.tasks"
 FILES = {DATA: CONFIG_DIR / "data.yaml", TASK: CONFIG_DIR / "evaluation.yaml"}
 OF_SOURCE = ("revision", "member")
-REGENERATE = "regenerate"  # a mapping, whose keys are laid beneath those given one by one
 
 
 def expand_all(entries: Any, section: str) -> Any:
@@ -22,8 +21,8 @@ def expand_all(entries: Any, section: str) -> Any:
 def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str, Any]:
     """Return the settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
 
-    Of `regenerate` each key is. A preset's `revision` and `member` are of its source alone: they go when the settings name
-    another source, such as a copy on this machine. Raises ValueError for an unknown preset.
+    A preset's `revision` and `member` are of its source alone: they go when the settings name another source, such as a copy on
+    this machine. Raises ValueError for an unknown preset.
     """
     if "preset" not in settings:
         return settings
@@ -36,6 +35,4 @@ def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str
     beneath = known[preset]
     if "source" in own:
         beneath = {key: value for key, value in beneath.items() if key not in OF_SOURCE}
-    if REGENERATE in beneath and isinstance(own.get(REGENERATE), dict):
-        own[REGENERATE] = beneath[REGENERATE] | own[REGENERATE]
     return beneath | own

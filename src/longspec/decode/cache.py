@@ -112,6 +112,17 @@ def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longes
     cut(cache, longest)
 
 
+def keep_path(cache: Cache, start: int, path: list[int]) -> None:
+    """Keep of a single row's tree, whose root is token `start` of the cache, the nodes of this path alone, in its order."""
+    first = next(place for place, node in enumerate(path) if place != node)  # those before it are in their places
+    from_N = torch.tensor([start + node for node in path[first:]])
+    for layer in cache.layers:
+        from_N = from_N.to(layer.keys.device)
+        for x_BKTD in (layer.keys, layer.values):
+            x_BKTD.narrow(2, start + first, len(from_N)).copy_(x_BKTD.index_select(2, from_N))
+    cut(cache, start + len(path))
+
+
 def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
     """Keep these rows alone, cut to `longest` tokens, with room for `ahead` more.
 

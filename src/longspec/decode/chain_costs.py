@@ -17,7 +17,7 @@ from longspec.chain_length import LONGEST, Acceptance, ChainAcceptance, TreeAcce
 from longspec.decode.drafters import Drafter
 from longspec.decode.fallback import Copying, NoDraft, WhilePays
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, depth_of, size_of
-from longspec.decode.lookup import LookupDrafter
+from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
 from longspec.models.target import group_of, tensor_of_first_rank
@@ -155,7 +155,8 @@ def _priced(target: Any, way: Way, start: Prefilled, rate: float, sampling: dict
     """
     assert isinstance(way.shape, Budget)
     wide = min(way.shape.nodes, way.drafter.proposed or target.config.vocab_size)
-    one, two, level = _mean_seconds(target, start, [(way.drafter, shape) for shape in (1, 2, (wide,))], sampling)
+    drafter = way.drafter.drafter if isinstance(way.drafter, WithLookup) else way.drafter  # what is copied costs each as much
+    one, two, level = _mean_seconds(target, start, [(drafter, shape) for shape in (1, 2, (wide,))], sampling)
     node = max(0.0, level - one) / max(1, wide - 1)
     step = max(0.0, two - one - node)
     return replace(way.shape, step=min(1.0, 2 * step * rate), node=min(0.5, node * rate))

@@ -3,7 +3,7 @@
 Shapes: B rows, E tokens of a path.
 """
 
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -29,23 +29,28 @@ class NoDraft(Drafter):
 
 
 class Watched:
-    """Counts the tokens that rounds of prompt lookup would have brought so far, on a text that another way decodes."""
+    """Counts the tokens that rounds of prompt lookup would have brought so far, on a text that another way decodes.
+
+    tokens: of all its rounds; recent: of each of the newest ones.
+    """
 
     def __init__(self, prompt: list[int]) -> None:
-        self.followers, self.place = Followers(), len(prompt)  # where its next round would begin
+        self.followers, self.text = Followers(), prompt.copy()  # as far as its rounds have come
+        self.tokens, self.rounds, self.recent = 0, 0, deque[int](maxlen=RECENT)
 
-    def rounds(self, text: list[int], depth: int) -> Iterator[int]:
-        """Yield the tokens of each round that the text decides by now."""
-        while self.place < len(text):
-            copied = self.followers.of(text[: self.place], depth)
-            followed = text[self.place : self.place + len(copied)]
+    def watch(self, text: list[int], depth: int) -> None:
+        """Count the rounds that the text decides by now."""
+        while (place := len(self.text)) < len(text):
+            copied = self.followers.of(self.text, depth)
+            followed = text[place : place + len(copied)]
             kept = next(
                 (at for at, pair in enumerate(zip(copied, followed, strict=False)) if pair[0] != pair[1]), len(followed)
             )
-            if kept == len(followed) and len(text) <= self.place + len(copied):
+            if kept == len(followed) and len(text) <= place + len(copied):
                 return
-            self.place += kept + 1
-            yield kept + 1
+            self.text += text[place : place + kept + 1]
+            self.tokens, self.rounds = self.tokens + kept + 1, self.rounds + 1
+            self.recent.append(kept + 1)
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,7 @@ class WhilePays(Drafter):
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         self.pays, self.lengths = self.drafter is not None, tuple[int, ...]()
         self.rounds, self.tokens = TRUSTED, TRUSTED * self.expected
-        self.watched, self.copied_tokens = [Watched(prompt) for prompt in prompts], list[int]()  # of lookup's rounds
+        self.watched = [Watched(prompt) for prompt in prompts]
         self.lookup.begin(prompts, {})
         if self.drafter is not None:
             self.drafter.begin(prompts, hidden)
@@ -93,25 +98,30 @@ class WhilePays(Drafter):
         """Return the drafter's tree; once it has been left, a copied chain or none."""
         if self.copying is not None:
             for watched, text in zip(self.watched, draft_input.texts, strict=True):
-                self.copied_tokens += watched.rounds(text, self.copying.depth)
+                watched.watch(text, self.copying.depth)
         before, self.lengths = self.lengths, draft_input.lengths
         if self.pays and len(before) == len(self.lengths):  # else rows have left
             self.rounds += len(before)
             self.tokens += sum(self.lengths) - sum(before)
             rate = self.tokens / self.rounds / self.needed
             # By all rounds of lookup, not the recent ones: a draft that was left does not come back.
-            self.pays = rate >= 1 and self._copying_rate(self.copied_tokens, unknown=0.0) <= rate
+            copied = [each.tokens / each.rounds for each in self.watched if each.rounds]
+            self.pays = rate >= 1 and self._copying_rate(copied, unknown=0.0) <= rate
         if self.pays and self.drafter is not None:
             return self.drafter.propose(draft_input, shape, sampler)
-        if self.copying is not None and self._copying_rate(self.copied_tokens[-RECENT:], float(self.copying.pays)) >= 1:
+        recent = [fmean(each.recent) for each in self.watched if each.recent]
+        if self.copying is not None and self._copying_rate(recent, unknown=float(self.copying.pays)) >= 1:
             return self.lookup.propose(draft_input, self.levels, sampler)
         return NoDraft().propose(draft_input, shape, sampler)
 
-    def _copying_rate(self, tokens: list[int], unknown: float) -> float:
-        """Return how many times plain decoding's speed prompt lookup should have, by the tokens of enough rounds of it."""
-        if self.copying is None or len(tokens) < TRUSTED // 2:
+    def _copying_rate(self, copied: list[float], unknown: float) -> float:
+        """Return how many times plain decoding's speed prompt lookup should have, once enough of its rounds were watched.
+
+        copied: tokens of its round in each row that has had one.
+        """
+        if self.copying is None or sum(each.rounds for each in self.watched) < TRUSTED // 2:
             return unknown
-        return fmean(tokens) / self.copying.needed
+        return fmean(copied) / self.copying.needed
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Hand the tokens on to the drafter, while it drafts; prompt lookup reads them in the texts."""

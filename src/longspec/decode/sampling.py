@@ -58,11 +58,22 @@ class Sampler:
 
     def choose(self, logits_NV: Tensor) -> Tensor:
         """Return the target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
-        return logits_NV.argmax(-1) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
+        return first_of_largest(logits_NV) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
 
     def agreed(self, chosen: Tensor) -> Tensor:
         """Return what rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
         return tensor_of_first_rank(chosen, self.group)
+
+
+def first_of_largest(x_NV: Tensor) -> Tensor:
+    """Return argmax over the last dimension; on processors by blocks, whose largest number is found sooner than its place."""
+    block = next((size for size in (1024, 512, 256, 128) if x_NV.shape[-1] % size == 0), 0)
+    if x_NV.device.type != "cpu" or not block:
+        return x_NV.argmax(-1)
+    x_NCL = x_NV.unflatten(-1, (-1, block))
+    block_N1 = x_NCL.amax(-1).argmax(-1, keepdim=True)
+    x_NL = x_NCL.gather(1, block_N1[..., None].expand(-1, -1, block))[:, 0]
+    return block_N1[:, 0] * block + x_NL.argmax(-1)
 
 
 def check_drawn(tokens: Collection[int]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from longspec.decode.budget import calibrated
-from longspec.decode.cache import compact, cut, select, tokens_ahead
+from longspec.decode.cache import compact, cut, keep_path, select, tokens_ahead
 from longspec.decode.drafters import Drafter, DraftInput, check_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Shape, levels_of, size_of
 from longspec.decode.prefill import Prefilled, check_decodable, prefill
@@ -139,15 +139,18 @@ class _Run:
         told = (acceptance.kept_B[:, None], acceptance.tokens_BE, acceptance.path_BE)
         kept_and_tokens = torch.cat(told, dim=1).tolist()
         paths = [row[2 + tree.depth :][: row[0] + 1] for row in kept_and_tokens]
-        before_B = self.lengths_B
-        is_in_place = tree.is_chain and len(set(self.lengths)) == 1  # the path lies behind each row's text already
+        before, before_B = self.lengths, self.lengths_B
+        in_order = len(set(before)) == 1 and all(path == list(range(len(path))) for path in paths)
         self.lengths = [length + row[0] + 1 for length, row in zip(self.lengths, kept_and_tokens, strict=True)]
         self.lengths_B = before_B + acceptance.kept_B + 1
-        if is_in_place:
+        if in_order:  # the path lies behind each row's text already
             cut(self.cache, max(self.lengths))
+        elif len(paths) == 1:
+            keep_path(self.cache, before[0], paths[0])
         else:
             compact(self.cache, tree.tokens_BS.shape[1], acceptance.path_BE, before_B, max(self.lengths))
-        self.drafter.commit(acceptance.tokens_BE, acceptance.kept_B, self.read.hidden_of(acceptance.path_BE))
+        hidden = dict(self.read.hidden) if tree.is_chain else self.read.hidden_of(acceptance.path_BE)
+        self.drafter.commit(acceptance.tokens_BE, acceptance.kept_B, hidden)
         self.roots_B = acceptance.tokens_BE.gather(1, acceptance.kept_B[:, None])[:, 0]
         for number, (kept, *tokens) in zip(self.texts.active, kept_and_tokens, strict=True):
             check_drawn(tokens[: kept + 1])

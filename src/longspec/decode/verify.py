@@ -35,6 +35,8 @@ def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accept
     """
     if tree.is_chain and tree.drawn_BSV is None:
         return _along_chain(logits_BSV, tree, sampler)
+    if sampler.greedy:
+        return _along_tree(logits_BSV, tree, sampler)
     rule = _chosen if tree.drawn_BSV is None else _drawn
     node_B = torch.zeros_like(tree.tokens_BS[:, 0])
     kept_B, rows_B = torch.zeros_like(node_B), torch.arange(len(node_B), device=node_B.device)
@@ -68,6 +70,21 @@ def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accep
     tokens_BE = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     kept_B = (tree.tokens_BS[:, 1:] == tokens_BE[:, :-1]).cumprod(dim=1).sum(dim=1)
     return Acceptance(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
+
+
+def _along_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
+    """Follow the rule of _chosen greedily, at all nodes at once: a node stays if it and all above it are what the target says.
+
+    Of siblings that hold the same token, below which the keys are the same too, the first one stands for both.
+    """
+    tokens_BS = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
+    said_BS = tokens_BS.gather(1, tree.parents_BS.clamp_min(0)) == tree.tokens_BS
+    said_BS[:, 0] = True  # the root
+    stays_BS = (said_BS[:, None] | ~tree.seen_BSS).all(dim=-1)
+    depths_E1 = torch.arange(tree.depth + 1, device=tokens_BS.device)[:, None]
+    stays_BES = stays_BS[:, None] & (tree.depths_S == depths_E1)
+    path_BE = stays_BES.int().argmax(dim=-1)
+    return Acceptance(path_BE, stays_BES.any(dim=-1).sum(dim=1) - 1, tokens_BS.gather(1, path_BE))
 
 
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,9 @@ def _check_engines(plan: Plan) -> None:
             continue
         engine = ENGINES[section["engine"]]
         chain = max((shape for shape in section["shapes"] if isinstance(shape, int)), default=0)
-        longest = max(task.most_tokens for task in measured.tasks.values()) + chain
+        # What files hold is known to the evaluation alone.
+        limited = [task for task in measured.tasks.values() if isinstance(task, tasks.HeldOut) or task.longest]
+        longest = max((task.most_tokens + chain for task in limited), default=0)
         if section.get("draft_vocabulary") is not None:
             raise ValueError(
                 f"{measured.file_of('draft_vocabulary')}: evaluation.draft_vocabulary: {section['draft_vocabulary']}: "

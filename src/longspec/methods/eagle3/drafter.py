@@ -19,7 +19,7 @@ from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder
 from longspec.methods.own_layers_drafter import OwnLayersDrafter, places_of
-from longspec.models.attention.backends import attend
+from longspec.models.attention.backends import attend, attend_all
 from longspec.models.attention.visibility import TreeVisibility
 
 
@@ -62,7 +62,10 @@ class Eagle3Drafter(OwnLayersDrafter):
 
         def attend_own(q_BNWD: Tensor, k_BKWD: Tensor, v_BKWD: Tensor) -> Tensor:
             keys, values = self.caches[0].with_nodes((k_BKWD, v_BKWD)) if depth else self.caches[0].of_text()
-            return attend(q_BNWD, keys, values, self._visibility(draft_input, builder), q_BNWD.shape[-1] ** -0.5)
+            scale, low = q_BNWD.shape[-1] ** -0.5, self._first_seen(draft_input, builder, keys.shape[2])
+            if low is not None and q_BNWD.device.type == "cpu":  # where masks take longer than the products
+                return attend_all(q_BNWD, keys[:, :, low:], values[:, :, low:], scale)
+            return attend(q_BNWD, keys, values, self._visibility(draft_input, builder), scale)
 
         self.hidden_BWH = self.layer.midlayer(embedded_BWH, feature_BWH, rope, attend_own)
         return self.layer.logits(self.hidden_BWH)
@@ -92,6 +95,17 @@ class Eagle3Drafter(OwnLayersDrafter):
         first_of_above = builder.nodes - builder.sizes[-1] - builder.sizes[-2]
         parents_BW1 = (builder.parents[-1] - first_of_above)[:, :, None]
         return self.layer.fed_back(self.hidden_BWH).gather(1, parents_BW1.expand(-1, -1, self.hidden_BWH.shape[2]))
+
+    def _first_seen(self, draft_input: DraftInput, builder: TreeBuilder, keys: int) -> int | None:
+        """Return the first of `keys` keys that the newest node of a single row's chain sees, with all behind it; else None.
+
+        Key i stands at length - held + i, where `held` slots of the text are kept; those before 0 are of nothing.
+        """
+        if len(draft_input.lengths) > 1 or set(builder.sizes) != {1} or not keys:
+            return None
+        depth = len(builder.sizes) - 1
+        held = keys - depth
+        return max(0, held - draft_input.lengths[0], 0 if self.window is None else held - 1 + depth - self.window)
 
     def _visibility(self, draft_input: DraftInput, builder: TreeBuilder) -> TreeVisibility:
         """The text's slots, among them the root's, and of the tree below it the path down to each node of the newest level."""

@@ -170,6 +170,13 @@ def _attend_tree(
     return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
+def attend_all(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> Tensor:
+    """Return the attention output [B, N, S, D] of queries that see all keys."""
+    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries
+    seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, scale=scale)
+    return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
+
+
 def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
     """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
