@@ -97,8 +97,6 @@ class Place:
         environment["PYTHONPATH"] += f"{os.pathsep}{root}"
         command = [sys.executable, "-m", "tests.workflow.warm_python", str(self.warm)]
         with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=PIPE, stdout=PIPE) as server:
-            assert server.stdin is not None
-            assert server.stdout is not None
             assert any(line == b"ready\n" for line in server.stdout), "it ends while it imports"
             try:
                 yield
