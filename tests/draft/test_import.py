@@ -41,14 +41,8 @@ from tests.refusals import refused
 Imports = Callable[..., Path]
 DEFAULT_LAYERS = (2, LAYERS // 2, LAYERS - 3)
 OUTPUTS = "eagle_aux_hidden_state_layer_ids"
-OWN_SHAPE = {
-    "intermediate_size": 40,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_VALUES,
-    "head_dim": WIDTH,
-    "rms_norm_eps": EPS,
-    "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
-}
+OWN = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
+OWN_SHAPE = {name: published.LAYER[name] for name in OWN} | {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}}
 
 
 @pytest.fixture(scope="module")

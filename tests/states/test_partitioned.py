@@ -9,17 +9,11 @@ from transformers import Qwen2Config
 from longspec.train.checkpoint.save_load import draft_state_dict
 from tests.corpus import Corpus
 from tests.jobs import PLAIN, Job, finish, kill_rank, start, torchrun
+from tests.states.conftest import SHAPE
 from tests.states.stored import save_target
 
 # Above the size up to which DeepSpeed leaves parameters whole on every rank, but for norms and biases.
-WIDE = {
-    "hidden_size": 512,
-    "intermediate_size": 512,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "initializer_range": 0.05,
-}
+WIDE = SHAPE | {"hidden_size": 512, "intermediate_size": 512, "num_hidden_layers": 2, "initializer_range": 0.05}
 PARTITIONED = "runtime.target=partitioned"
 
 

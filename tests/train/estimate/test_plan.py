@@ -17,16 +17,9 @@ from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
+from tests.targets import SHAPES
 
-TARGET = LlamaConfig(
-    vocab_size=300,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
+TARGET = LlamaConfig(**SHAPES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3})
 
 
 @pytest.fixture
