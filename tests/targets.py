@@ -20,6 +20,7 @@ from transformers import (
 )
 
 from longspec.methods.glide.trainer import Glide
+from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 VOCABULARY = 97
 SHAPES: dict[str, Any] = {
@@ -89,6 +90,14 @@ def save_target(name: str, folder: Path, targets: dict[str, PretrainedConfig] = 
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def states_of(
+    config: PretrainedConfig, dtype: torch.dtype = torch.float32, attention: str = "sdpa", chunk: int | None = None
+) -> TargetStates:
+    """What drafts read of a random target that is not trained."""
+    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
+    return TargetStates(target.requires_grad_(False).eval(), chunk=chunk, attention=attention)
 
 
 def last_states(
