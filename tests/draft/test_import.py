@@ -21,19 +21,7 @@ from tests.data.hub_standin import Hub
 from tests.draft import published_drafts as published
 from tests.draft.conftest import Verb
 from tests.draft.eagle3_drafts import recipe_of
-from tests.draft.published_drafts import (
-    EPS,
-    HEADS,
-    IDS,
-    KEY_VALUES,
-    LAYERS,
-    THETA,
-    TOKENS,
-    WIDTH,
-    engines,
-    speculators,
-    tensors,
-)
+from tests.draft.published_drafts import HEADS, IDS, KEY_VALUES, LAYERS, THETA, TOKENS, WIDTH, engines, speculators, tensors
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
 from tests.refusals import refused
@@ -72,7 +60,7 @@ def turned(position: int) -> tuple[Tensor, Tensor]:
 def losses_of(target: Any, found: dict[str, Tensor], ids_S: Tensor, steps: int, **kind: Any) -> Tensor:
     """Mean loss of each step by the reference."""
     ids = list(IDS) if len(found["lm_head.weight"]) == len(IDS) else list(range(TOKENS))
-    draft = reference.Draft(found, (HEADS, KEY_VALUES), EPS, target.lm_head.weight, ids, steps, 1.0, **kind)
+    draft = reference.Draft(found, (HEADS, KEY_VALUES), published.EPS, target.lm_head.weight, ids, steps, 1.0, **kind)
     out = target.model(ids_S[None], output_hidden_states=True)
     auxiliary = [out.hidden_states[layer][0] for layer in DEFAULT_LAYERS]
     text = reference.Text(out.hidden_states[0][0], auxiliary, out.last_hidden_state[0], ids_S, turned)

@@ -58,15 +58,8 @@ class Submitted(Workflow):
     def popen(self, command: list[str]) -> "subprocess.Popen[str]":
         """A process in the copy's folder; what it prints goes into output.log there."""
         with (self.folder / "output.log").open("a") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=output,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-            )
+            options = {"stdout": output, "stderr": output, "text": True, "start_new_session": True}
+            process = subprocess.Popen(command, cwd=self.folder, env=self.environment(), **options)
         self.started.append(process)
         return process
 

@@ -113,15 +113,8 @@ class Place:
     def call(self) -> "Call":
         """Start Snakemake as a user does, in a process group of its own as of a terminal."""
         with self.said.open("w") as output:
-            process = subprocess.Popen(
-                self.command(),
-                cwd=self.folder,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), **options)
         return Call(self, process)
 
     def output(self, *arguments: str) -> str:

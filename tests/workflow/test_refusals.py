@@ -46,13 +46,7 @@ CASES = {
     "a target that nothing trains": (MODEL, r"mixture:\n(?: +-.*\n)+", "mixture: []\n", f"{MODEL}: build.mixture", "empty"),
     "a key of the target's phases": (MODEL, r"\brows:", "row:", f"{BASE}: build.mixture.0.row: unknown key", "'rows'?"),
     "missing file": (WORKFLOW, PUZZLES, "puzzles: {source: in/a.jsonl, shards: 1}", f"{PUZZLE}.source: in/a.jsonl", "no such"),
-    "an unknown preset": (
-        WORKFLOW,
-        PUZZLES,
-        "puzzles: {preset: ultrachats}",
-        f"{PUZZLE}.preset: config/data.yaml",
-        "has no preset",
-    ),
+    "an unknown preset": (WORKFLOW, PUZZLES, "puzzles: {preset: chats}", f"{PUZZLE}.preset: config/data.yaml", "has no preset"),
     "an archive": (WORKFLOW, PUZZLES, "puzzles: {source: hf:o/n/a.zip, shards: 2}", f"{PUZZLE}.source: hf:o/n/a.zip", "member"),
     "a name that leads out": (
         WORKFLOW,

@@ -115,12 +115,8 @@ def test_the_targets_documents_do_not_see_each_other_and_layers_may_have_windows
     windowed = seen(9, window=5) + seen(20, window=5)
     assert flops.target_pairs([9, 20], mistral, 3) == 3 * windowed
     mixed = Qwen2Config(**SHAPES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    assert [flops.target_pairs([9, 20], mixed, layers) for layers in range(4)] == [
-        0,
-        plain,
-        plain + windowed,
-        plain + 2 * windowed,
-    ]
+    pairs = [flops.target_pairs([9, 20], mixed, layers) for layers in range(4)]
+    assert pairs == [0, plain, plain + windowed, plain + 2 * windowed]
 
 
 def test_the_documents_of_packed_rows(corpus: Corpus) -> None:
