@@ -11,18 +11,8 @@ from longspec.config import Build
 from tests.corpus import LENGTH, Corpus, questions, sentences, write_raw
 from tests.data.hub_standin import Hub, running
 
-OF_MINUTES = [
-    "test_vllm_glide",
-    "test_made_up_method",
-    "test_job",
-    "test_sbatch",
-    "test_elastic",
-    "test_method_jobs",
-    "test_gpu",
-    "test_partitioned",
-    "test_demo",
-    "test_speculate",
-]
+OF_MINUTES = ["test_vllm_glide", "test_made_up_method", "test_job", "test_sbatch", "test_elastic", "test_method_jobs"]
+OF_MINUTES += ["test_gpu", "test_partitioned", "test_demo", "test_speculate"]
 
 
 def pytest_configure() -> None:

@@ -8,19 +8,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
-SHAPE: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "bos_token_id": 256,
-    "eos_token_id": 257,
-    "pad_token_id": None,
-    "rms_norm_eps": 2.0**-17,
-    "rope_theta": 5000.0,
-}
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "rms_norm_eps": 2.0**-17, "rope_theta": 5000.0}
+SHAPE |= {"bos_token_id": 256, "eos_token_id": 257, "pad_token_id": None}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True, "head_dim": 32}
 CONFIGS: dict[str, Any] = {  # general.architecture -> the model
     "llama": lambda: LlamaConfig(**SHAPE, vocab_size=len(TOKENS), tie_word_embeddings=True),

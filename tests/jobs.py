@@ -17,37 +17,14 @@ from longspec.config import compose, to_yaml
 from longspec.train.metrics import whole_lines
 from tests.warm_jobs import popen, rank_of
 
-RECIPE = [
-    "run=demo",
-    "recipe.draft.start=random",
-    "recipe.global_batch=4",
-    "recipe.steps=24",
-    "recipe.data.sequence_length=48",
-    "recipe.draft.window=20",
-    "recipe.draft.max_position=400",
-    "recipe.optimizer.lr=1e-2",
-    "runtime.micro_batch=1",
-    "runtime.save_every=4",
-    "runtime.held_out_every=0",
-]
-EAGLE3 = [
-    "run=demo-eagle3",
-    "recipe.global_batch=4",
-    "recipe.steps=12",
-    "recipe.data.sequence_length=48",
-    "recipe.draft.steps=3",
-    "recipe.method.vocabulary=40",
-    "recipe.optimizer.name=adamw",  # which every ZeRO stage can have
-    "recipe.optimizer.lr=1e-3",
-    "runtime.micro_batch=1",
-    "runtime.save_every=4",
-    "runtime.held_out_every=0",
-]
-DFLASH = [
-    "run=demo-dflash",
-    *(each for each in EAGLE3 if not each.startswith(("run=", "recipe.draft."))),
-    "recipe.method.block_size=4",
-]
+RUNTIME = ["runtime.micro_batch=1", "runtime.save_every=4", "runtime.held_out_every=0"]
+RECIPE = ["run=demo", "recipe.draft.start=random", "recipe.global_batch=4", "recipe.steps=24", "recipe.data.sequence_length=48"]
+RECIPE += ["recipe.draft.window=20", "recipe.draft.max_position=400", "recipe.optimizer.lr=1e-2", *RUNTIME]
+EAGLE3 = ["run=demo-eagle3", "recipe.global_batch=4", "recipe.steps=12", "recipe.data.sequence_length=48"]
+EAGLE3 += ["recipe.draft.steps=3", "recipe.method.vocabulary=40", "recipe.optimizer.lr=1e-3", *RUNTIME]
+EAGLE3 += ["recipe.optimizer.name=adamw"]  # which every ZeRO stage can have
+DFLASH = ["run=demo-dflash", *(each for each in EAGLE3 if not each.startswith(("run=", "recipe.draft.")))]
+DFLASH += ["recipe.method.block_size=4"]
 PLAIN = [sys.executable]
 
 

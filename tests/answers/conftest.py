@@ -20,13 +20,8 @@ from tests.answers.chat_server import Server
 from tests.corpus import Corpus, write_raw
 from tests.targets import SHAPES
 
-ASKED = [
-    "what does the fox meet?",
-    "the cat",
-    "who meets the green bird and the old cat, and the lazy dog, and the red fox?",
-    "a bird",
-    "why?",
-]
+ASKED = ["what does the fox meet?", "the cat", "who meets the green bird and the old cat, and the lazy dog, and the red fox?"]
+ASKED += ["a bird", "why?"]
 
 
 @dataclass(frozen=True)

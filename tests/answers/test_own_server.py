@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -15,6 +14,7 @@ from longspec.answers import __main__ as verb
 from longspec.answers import server as own_server
 from tests.answers.conftest import Case, journal_of
 from tests.refusals import refused
+from tests.slurm.cluster import is_running, until
 from tests.warm_jobs import popen
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -77,23 +77,16 @@ def test_a_fault_ends_the_job_whatever_requests_wait(
 
 
 @pytest.mark.slow
-def test_a_job_that_ends_ends_its_server(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_job_that_ends_ends_its_server(case: Case, tmp_path: Path, number: signal.Signals) -> None:
     """One that a shell has started: killed with -9, or by the end of its terminal, the job has no time to do it itself."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        pid = tmp_path / f"pid-{number}"
-        server = f"sh -c '{command(str(pid), 'stalls')}; true'"
-        settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
-        files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
-        job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)]
-        process = popen(job)
-        deadline = time.monotonic() + 60
-        while not pid.with_suffix(".asked").exists():
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.05)
-        process.send_signal(number)
-        assert process.wait(30) != 0
-        serving = int(pid.read_text())
-        while Path(f"/proc/{serving}").exists() and "Z" not in Path(f"/proc/{serving}/stat").read_text().split()[2]:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    pid = tmp_path / "pid"
+    server = f"sh -c '{command(str(pid), 'stalls')}; true'"
+    settings = {"new_tokens": 12, "cut": "keep", "engine": "endpoint", "server": server}
+    files = ["--raw", case.raw, "--target", case.target, "--tokenizer", case.tokenizer, "--out", tmp_path / "shard.json"]
+    job = [sys.executable, "-m", "longspec.answers", "shard", *map(str, files), "--settings", json.dumps(settings)]
+    process = popen(job)
+    until(pid.with_suffix(".asked").exists, 60, "a request to the server")
+    process.send_signal(number)
+    assert process.wait(30) != 0
+    until(lambda: not is_running(int(pid.read_text())), 30, "the server's end")

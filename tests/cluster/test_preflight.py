@@ -20,7 +20,7 @@ from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpu
 from longspec.config import Recipe, Runtime, compose, to_yaml, typed
 from longspec.distributed import Ranks
 from longspec.train.estimate.memory import estimate, peak, setup_of
-from tests.jobs import RECIPE, torchrun
+from tests.jobs import RECIPE, Job, torchrun
 from tests.warm_jobs import popen
 from tests.workflow.planning import copy_to
 
@@ -34,9 +34,7 @@ H100 = replace(HERE, gpus=1, gpu="H100", memory=80 * 2**30)
 def job(tmp_path: Path) -> Path:
     """A folder with a stage's frozen files and a target without its weights."""
     folder = tmp_path / "job"
-    config = compose("train", RECIPE)
-    write_text(folder / "recipe.yaml", to_yaml(config.recipe))
-    write_text(folder / "runtime.yaml", to_yaml(config.runtime))
+    Job(folder, folder, folder).freeze()
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     Qwen2Config(vocab_size=300, num_key_value_heads=2, **shape).save_pretrained(folder / "target")
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "files": {}})

@@ -101,7 +101,6 @@ def test_a_line_that_the_end_of_the_file_cuts_off_says_so(tmp_path: Path) -> Non
     path = tmp_path / "a.jsonl"
     path.write_bytes(LINES[:-9])
     *_, last = source_files.read(path, LIMIT)
-    assert last.error is not None
     assert last.error.reason.endswith("the file ends in the middle of this line")
     assert last.original == LINES.splitlines()[-1][:-8]
 
@@ -186,6 +185,5 @@ def test_a_20_mb_line_is_never_in_memory(tmp_path: Path) -> None:
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert (first.record, last.record) == ({"text": "first"}, {"text": "last"})
-    assert long_one.error is not None
     assert long_one.error.reason == "is longer than 1 MB (max_line_mb)"
     assert most < 10_000_000

@@ -18,17 +18,9 @@ from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.glide.drafter import GlideDrafter
 from longspec.methods.glide.layer import GlideLayer
+from tests.targets import SHAPES
 
-SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.4,
-}
+SHAPE = SHAPES | {"vocab_size": 61, "max_position_embeddings": 512, "initializer_range": 0.4}
 WINDOW = 12
 METHODS = ("glide", "eagle3", "dflash")
 THREE = {"num_hidden_layers": 3}
@@ -38,7 +30,7 @@ SMALL = {"vocab_size": 10, "hidden_size": 8, "intermediate_size": 8, "num_hidden
 
 def make_target(seed: int, family: type = Qwen2Config, **shape):
     torch.manual_seed(seed)
-    config = family(**SHAPE | shape, tie_word_embeddings=False, eos_token_id=None, bos_token_id=None)
+    config = family(**SHAPE | shape, eos_token_id=None, bos_token_id=None)
     return AutoModelForCausalLM.from_config(config).double().eval()
 
 

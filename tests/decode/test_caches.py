@@ -108,8 +108,7 @@ def test_a_cache_without_room_grows_in_place_and_its_start_with_it() -> None:
             lengths_B = lengths_B + 2
         assert len(places) == 1
     assert start.cache.layers[0].keys.data_ptr() in places
-    for layer, keys in zip(start.cache.layers, before, strict=True):
-        assert torch.equal(layer.keys, keys)
+    torch.testing.assert_close([layer.keys for layer in start.cache.layers], before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -128,10 +127,8 @@ def test_rows_of_different_length_are_left_bit_for_bit(method: str) -> None:
         assert all(map(torch.equal, before, (x for layer in start.cache.layers for x in (layer.keys, layer.values))))
     assert len({len(row.ids) for row in decoded.rows}) > 1
     del logits[0][:3]  # the prompts' own
-    assert len(logits[0]) == len(logits[1]) == len(logits[2]) > 12
-    for fresh, first, second in zip(*logits, strict=True):
-        assert torch.equal(fresh, first)
-        assert torch.equal(fresh, second)
+    assert len(logits[0]) > 12
+    torch.testing.assert_close(logits[1:], [logits[0]] * 2, rtol=0, atol=0)
 
 
 def test_a_decoding_that_fails_gives_its_start_back() -> None:

@@ -13,9 +13,9 @@ from tests.cli import small_draft
 from tests.corpus import Corpus
 
 
-@pytest.fixture
-def told(root: Path, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The names that the page's blocks leave."""
+def test_its_lines_run_and_say_how_many_tokens_a_round_brings(
+    root: Path, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.chdir(tmp_path)
     small_draft.save(Path("models/demo/target"), Path("results/demo/sinkpi-slicing/final_draft"), corpus)
@@ -24,16 +24,12 @@ def told(root: Path, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyP
     forwards: list[int] = []
     forward = speculate._Run.forward
     monkeypatch.setattr(speculate._Run, "forward", lambda *given: forwards.append(1) or forward(*given))
-    names: dict[str, Any] = {}
+    told: dict[str, Any] = {}  # the names that the blocks leave
     with redirect_stdout(io.StringIO()) as printed:
         for block in blocks:
-            exec(block, names)
+            exec(block, told)
             assert forwards, "the draft is used"
             forwards.clear()
-    return names | {"printed": printed.getvalue()}
-
-
-def test_its_lines_run_and_say_how_many_tokens_a_round_brings(told: dict[str, Any]) -> None:
     assert told["out"].shape[0] == 1
     assert told["row"].new_tokens >= 63
-    assert re.search(r"^[\d.]+ tokens a round, kept in each: \[", told["printed"], re.MULTILINE)
+    assert re.search(r"^[\d.]+ tokens a round, kept in each: \[", printed.getvalue(), re.MULTILINE)

@@ -14,19 +14,8 @@ from longspec.decode.speculate import speculate
 from longspec.decode.texts import Stops
 from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
-from tests.decode.models import (
-    DEPTHS,
-    METHODS,
-    SMALL,
-    WINDOW,
-    Itself,
-    Oracle,
-    generated,
-    make_dflash,
-    make_drafter,
-    make_eagle3,
-    make_target,
-)
+from tests.decode import models
+from tests.decode.models import DEPTHS, METHODS, Itself, Oracle, generated, make_dflash, make_drafter, make_eagle3, make_target
 from tests.refusals import refused
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
@@ -43,14 +32,14 @@ GREEDY = [  # drafter, family, shape, options of the draft, which change no text
     ("lookup", MistralConfig, (3,), {}, {"sliding_window": 9}),
     ("eagle3", LlamaConfig, DEFAULT_SHAPE, {}, {"max_position_embeddings": 76}),  # full at the end of the longest text
     ("eagle3", Qwen2Config, CHAIN, {"window": 3}, {}),
-    ("eagle3", Qwen2Config, Budget(9), {"window": WINDOW, "ids": HALF}, {}),
+    ("eagle3", Qwen2Config, Budget(9), {"window": models.WINDOW, "ids": HALF}, {}),
     ("eagle3", LlamaConfig, BUDGET, {}, {}),
-    ("eagle3", Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": WINDOW}, {}),
+    ("eagle3", Qwen3Config, (3, 5, 4), {"fc_norm": True, "norm_output": True, "window": models.WINDOW}, {}),
     ("eagle3", MistralConfig, CHAIN, {"ids": HALF}, {"sliding_window": 9}),
     ("dflash", Qwen3Config, CHAIN, {}, {"max_position_embeddings": 76}),
-    ("dflash", LlamaConfig, DEFAULT_SHAPE, {"window": WINDOW, "tied_k_norm": False}, {}),
+    ("dflash", LlamaConfig, DEFAULT_SHAPE, {"window": models.WINDOW, "tied_k_norm": False}, {}),
     ("dflash", Qwen2Config, BUDGET, {"ids": HALF}, {}),
-    ("dflash", LlamaConfig, Budget(9), {"window": WINDOW}, {}),
+    ("dflash", LlamaConfig, Budget(9), {"window": models.WINDOW}, {}),
     ("dflash", MistralConfig, 9, {"ids": HALF}, {"sliding_window": 9}),  # longer than a block
 ]
 
@@ -89,7 +78,7 @@ def test_a_draft_that_is_the_target_is_kept_whole(shape: Shape, temperature: flo
     """Chains always. Trees when greedy; when sampling they cannot hold every token the target may draw. A tree by a budget may
     leave out the likeliest path: each of its tokens is the likeliest behind those before it, their product need not be.
     """
-    target = make_target(1, **SMALL, num_key_value_heads=1)
+    target = make_target(1, **models.SMALL, num_key_value_heads=1)
     generator = torch.Generator().manual_seed(0)
     settings = {"shape": shape, "temperature": temperature, "generator": generator}
     decoded = speculate(target, Itself(target), [[3, 1, 4]], max_new_tokens=31, **settings)
@@ -167,7 +156,7 @@ def test_stops_look_at_eos_and_text() -> None:
 
 
 def test_what_is_out_of_range_is_refused_with_the_fix() -> None:
-    target = make_target(0, **SMALL, num_key_value_heads=1)
+    target = make_target(0, **models.SMALL, num_key_value_heads=1)
     faults = [
         ({"prompts": [[1], []]}, ("prompts", "bos")),
         ({"max_new_tokens": 0}, ("max_new_tokens", "is 0")),

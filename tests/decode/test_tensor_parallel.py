@@ -24,7 +24,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a target with four key/value heads, its head tied to its embeddings."""
     folder = tmp_path_factory.mktemp("target")
     torch.manual_seed(3)
-    AutoModelForCausalLM.from_config(Qwen2Config(**SMALL | HEADS, tie_word_embeddings=True)).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(Qwen2Config(**SMALL | HEADS | {"tie_word_embeddings": True})).save_pretrained(folder)
     return str(folder)
 
 

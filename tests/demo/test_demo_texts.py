@@ -110,7 +110,6 @@ EQUATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)")
 def numbers_and_target(problem: str) -> tuple[list[int], int]:
     """The numbers and the target of a problem, whatever its wording."""
     found = re.search(r"\d+(?:, \d+)+", problem)
-    assert found
     numbers = [int(number) for number in found[0].split(", ")]
     rest = [int(number) for number in re.findall(r"\d+", problem.replace(found[0], ""))]
     assert len(rest) == 1
@@ -131,7 +130,6 @@ def test_every_equation_is_true_and_the_answer_takes_each_number_at_most_once() 
         assert key == f"{','.join(map(str, sorted(numbers)))}={target}"
         assert puzzles.MIN_CHARACTERS <= len(record["qwq"]) <= puzzles.MAX_CHARACTERS
         found = re.search(r"([-+*/() \d]+) = (\d+)$", record["qwq"])
-        assert found
         assert eval(found[1]) == target == int(found[2])
         assert not Counter(map(int, re.findall(r"\d+", found[1]))) - Counter(numbers)
     assert written > 2000

@@ -19,23 +19,11 @@ from longspec.methods import method_of
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.layer import Eagle3Layer
 from longspec.methods.eagle3.method import METHOD
+from tests import targets
 
 IDS = (0, 3, 4, 9, 17, 40, 41, 96)
-SHAPE: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 9,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 12,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "bos_token_id": 5,
-    "eos_token_id": [6, 7],
-    "dtype": "bfloat16",
-    "tie_word_embeddings": True,
-}
+SHAPE = targets.SHAPES | {"num_hidden_layers": 9, "head_dim": 12, "rms_norm_eps": 1e-5, "bos_token_id": 5}
+SHAPE |= {"eos_token_id": [6, 7], "dtype": "bfloat16", "tie_word_embeddings": True}
 TARGET = LlamaConfig(**SHAPE)
 # As vLLM's load_weights of llama_eagle3.py takes them: shapes of TARGET, 8 draft tokens.
 SHAPES = {
@@ -98,7 +86,7 @@ def make_draft(folder: Path, config: PretrainedConfig = TARGET, **method: Any) -
 
 def write_tokenizer(folder: Path) -> None:
     """Put a tokenizer of as many tokens as the target has into a folder."""
-    letters = {chr(33 + number): number for number in range(int(SHAPE["vocab_size"]) - 1)}
+    letters = {chr(33 + number): number for number in range(SHAPE["vocab_size"] - 1)}
     tokenizer = Tokenizer(models.BPE(letters, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -12,38 +12,16 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, Qwen3Config
 
 from longspec.atomic_files import write_json
+from tests.targets import SHAPES
 
 IDS = (0, 3, 4, 9, 17, 40, 41, 96)
 HIDDEN, INNER, HEADS, KEY_VALUES, WIDTH, TOKENS, LAYERS = 32, 40, 8, 4, 10, 97, 9
 EPS, THETA = 1e-5, 500.0
-TARGET = Qwen3Config(
-    vocab_size=TOKENS,
-    hidden_size=HIDDEN,
-    intermediate_size=48,
-    num_hidden_layers=LAYERS,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=12,
-    rms_norm_eps=1e-6,
-    max_position_embeddings=4096,
-    initializer_range=0.2,
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    tie_word_embeddings=False,
-)
-LAYER = {
-    "model_type": "llama",
-    "vocab_size": TOKENS,
-    "hidden_size": HIDDEN,
-    "intermediate_size": INNER,
-    "num_hidden_layers": 1,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_VALUES,
-    "head_dim": WIDTH,
-    "hidden_act": "silu",
-    "rms_norm_eps": EPS,
-    "rope_theta": THETA,
-    "max_position_embeddings": 2048,
-}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+TARGET = Qwen3Config(**SHAPES | {"num_hidden_layers": LAYERS}, head_dim=12, rms_norm_eps=1e-6, rope_parameters=ROPE)
+LAYER = {"model_type": "llama", "vocab_size": TOKENS, "hidden_size": HIDDEN, "intermediate_size": INNER, "num_hidden_layers": 1}
+LAYER |= {"num_attention_heads": HEADS, "num_key_value_heads": KEY_VALUES, "head_dim": WIDTH, "hidden_act": "silu"}
+LAYER |= {"rms_norm_eps": EPS, "rope_theta": THETA, "max_position_embeddings": 2048}
 
 
 def save_target(folder: Path, config: PretrainedConfig = TARGET) -> Any:

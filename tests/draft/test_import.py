@@ -17,23 +17,11 @@ from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.method import METHOD
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from tests.data.hub_standin import running
+from tests.data.hub_standin import Hub
 from tests.draft import published_drafts as published
 from tests.draft.conftest import Verb
 from tests.draft.eagle3_drafts import recipe_of
-from tests.draft.published_drafts import (
-    EPS,
-    HEADS,
-    IDS,
-    KEY_VALUES,
-    LAYERS,
-    THETA,
-    TOKENS,
-    WIDTH,
-    engines,
-    speculators,
-    tensors,
-)
+from tests.draft.published_drafts import HEADS, IDS, KEY_VALUES, LAYERS, THETA, TOKENS, WIDTH, engines, speculators, tensors
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
 from tests.refusals import refused
@@ -41,14 +29,8 @@ from tests.refusals import refused
 Imports = Callable[..., Path]
 DEFAULT_LAYERS = (2, LAYERS // 2, LAYERS - 3)
 OUTPUTS = "eagle_aux_hidden_state_layer_ids"
-OWN_SHAPE = {
-    "intermediate_size": 40,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": KEY_VALUES,
-    "head_dim": WIDTH,
-    "rms_norm_eps": EPS,
-    "rope_parameters": {"rope_type": "default", "rope_theta": THETA},
-}
+OWN = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps")
+OWN_SHAPE = {name: published.LAYER[name] for name in OWN} | {"rope_parameters": {"rope_type": "default", "rope_theta": THETA}}
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +60,7 @@ def turned(position: int) -> tuple[Tensor, Tensor]:
 def losses_of(target: Any, found: dict[str, Tensor], ids_S: Tensor, steps: int, **kind: Any) -> Tensor:
     """Mean loss of each step by the reference."""
     ids = list(IDS) if len(found["lm_head.weight"]) == len(IDS) else list(range(TOKENS))
-    draft = reference.Draft(found, (HEADS, KEY_VALUES), EPS, target.lm_head.weight, ids, steps, 1.0, **kind)
+    draft = reference.Draft(found, (HEADS, KEY_VALUES), published.EPS, target.lm_head.weight, ids, steps, 1.0, **kind)
     out = target.model(ids_S[None], output_hidden_states=True)
     auxiliary = [out.hidden_states[layer][0] for layer in DEFAULT_LAYERS]
     text = reference.Text(out.hidden_states[0][0], auxiliary, out.last_hidden_state[0], ids_S, turned)
@@ -122,9 +104,7 @@ def test_a_published_draft_computes_what_it_did(case: str, made: tuple[Path, Any
     assert {name: content[name] for name in OWN_SHAPE} == OWN_SHAPE
     assert (content["rope_theta"], content["max_position_embeddings"]) == (THETA, 4096)
     assert (stored.layers, stored.steps) == (DEFAULT_LAYERS, 7)
-    written = load_file(folder / "model.safetensors")
-    assert written.keys() == (found | tables).keys()
-    assert all(torch.equal(tensor, written[name]) for name, tensor in (found | tables).items())
+    torch.testing.assert_close(load_file(folder / "model.safetensors"), found | tables, rtol=0, atol=0)
     trainer, ids = trainer_of(folder, made[1]), torch.randint(0, TOKENS, (1, 14))
     own = trainer(ids, ids, each_step=True).loss
     kind = {name: value for name, value in fields.items() if name in ("norm_output", "norm_before_residual")}
@@ -139,9 +119,7 @@ def test_an_exported_import_is_the_published_draft(imports: Imports, verb: Verb,
     before = METHOD.stored_settings(folder)
     verb("export", folder, "--layout", "speculators", "--out", again)
     was = {n: t for file in source.glob("*.safetensors") for n, t in load_file(file).items()}
-    now = load_file(again / "model.safetensors")
-    assert was.keys() == now.keys()
-    assert all(torch.equal(tensor, now[name]) for name, tensor in was.items())
+    torch.testing.assert_close(load_file(again / "model.safetensors"), was, rtol=0, atol=0)
     layer = read_json(again / "config.json")["transformer_layer_config"]
     assert {name: layer[name] for name in OWN_SHAPE} == OWN_SHAPE
     assert read_json(again / "config.json")["norm_before_residual"] is True
@@ -225,21 +203,19 @@ def test_a_run_of_another_draft_is_told_what_to_write(
     METHOD.load(METHOD.layer(made[1].config, settings), folder, made[1].config, settings)
 
 
-def test_from_the_hub_by_hand_and_by_its_manifest(
-    imports: Imports, verb: Verb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_hub_by_hand_and_by_its_manifest(imports: Imports, verb: Verb, hub: Hub, tmp_path: Path) -> None:
     source = engines(tmp_path / "published", tensors() | published.vocabulary())
     files = {path.name: path.read_bytes() for path in source.iterdir()} | {"README.md": b"not asked for"}
-    with running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        commit = hub.add("owner/draft", files)
-        verb("fetch", "--source=hf:owner/draft@main", "--out", tmp_path / "m/manifest.json")
-        by_hand = read_json(imports("hf:owner/draft") / "config.json")
-        assert hub.asked_for("README.md") == []
+    commit = hub.add("owner/draft", files)
+    verb("fetch", "--source=hf:owner/draft@main", "--out", tmp_path / "m/manifest.json")
+    by_hand = read_json(imports("hf:owner/draft") / "config.json")
+    assert hub.asked_for("README.md") == []
+    hub.requests.clear()
     manifest = read_json(tmp_path / "m/manifest.json")
     assert (manifest["commit"], manifest["source"]) == (commit, "hf:owner/draft@main")
     content = read_json(imports(tmp_path / "m/manifest.json") / "config.json")
     assert content["imported"] == {name: manifest[name] for name in ("source", "commit", "files")}
+    assert hub.requests == [], "what is here is not asked for"
     assert by_hand["imported"]["files"] == manifest["files"]
     write_json(tmp_path / "m/manifest.json", manifest | {"files": {"config.json": {"bytes": 1}}})
     with refused(tmp_path / "m/files/config.json", re.compile(r"\d+ bytes.* 1;"), kind=SystemExit):

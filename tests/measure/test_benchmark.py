@@ -51,16 +51,13 @@ def prompts_of(folder: Path, tokenizer: Any, records: list[Any], positions: int 
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in records))
     settings = presets.expand("t", {"source": str(path)} | keys, presets.TASK)
     task = tasks.task_of("t", settings, 9)
-    assert isinstance(task, tasks.Benchmark)
     return read_prompts("t", task, count, tokenizer, seed=0, positions=positions)
 
 
 def place(preset: str, records: list[dict[str, Any]]) -> tuple[tasks.Benchmark, Path]:
     """A preset's task, and the file of these records that stands in for what is fetched, in the format of its name."""
     task = tasks.task_of("t", presets.expand("t", {"preset": preset}, presets.TASK), 9)
-    assert isinstance(task, tasks.Benchmark)
     manifest = manifest_of(task)
-    assert manifest is not None
     path = manifest.parent / "files" / parse(str(task.source)).file.replace("*", "00000-of-00001")
     path.parent.mkdir(parents=True)
     lines = "".join(json.dumps(record) + "\n" for record in records)
@@ -83,11 +80,9 @@ def test_a_preset_names_its_files_on_the_hub(
     record, text, reference, new_tokens = PUBLISHED[preset]
     task, path = place(preset, [record, record])
     manifest = manifest_of(task)
-    assert task.revision is not None
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
     with refused("evaluation.tasks.t.source", f"fetch --source {task.source} --revision {task.revision} --out data/hub/"):
         read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
-    assert manifest is not None
     files = describe_files(manifest.parent, [f"files/{name}" for name in files_below(manifest.parent / "files")])
     write_json(manifest, {"source": task.source, "revision": task.revision, "files": files})
     made = read_prompts("t", task, 2, tokenizer, seed=0, positions=4096)
@@ -101,7 +96,6 @@ def test_a_preset_names_its_files_on_the_hub(
 
 def test_a_copy_on_this_machine_takes_the_place_of_a_presets_source() -> None:
     task = tasks.task_of("t", presets.expand("t", {"preset": "lcc", "source": "in.jsonl"}, presets.TASK), 9)
-    assert isinstance(task, tasks.Benchmark)
     assert (task.source, task.revision, task.member, manifest_of(task)) == ("in.jsonl", None, "", None)
 
 

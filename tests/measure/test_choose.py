@@ -43,8 +43,7 @@ def chosen(folder: Path, settings: dict[str, Any] = SETTINGS, **changed: list[di
         jsonl.write(path, changed.get(stage, evaluation_rows(stage, settings, 1)))
     named = ["--settings", json.dumps(settings), *raw, "--evaluations", *map(str, paths), "--out", str(folder / "out.json")]
     choose(named)
-    found: dict[str, Any] = read_json(folder / "out.json")
-    return found
+    return read_json(folder / "out.json")
 
 
 def with_kept(stage: str, kept: int) -> list[dict[str, Any]]:

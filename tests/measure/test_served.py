@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -234,9 +233,7 @@ def test_told_to_end_it_ends_vllm_and_leaves_nothing_behind(arguments: Any, tmp_
     call = [*arguments("lookup", "v.jsonl", **CHAINS), "--serve-python", str(script)]
     environment = os.environ | {"TMPDIR": str(temporary)}
     with popen([sys.executable, "-m", "longspec.measure", "evaluate", *map(str, call)], env=environment) as job:
-        while not number.exists() or not number.read_text().strip():
-            assert job.poll() is None
-            time.sleep(0.1)
+        until(lambda: number.exists() and number.read_text().strip(), 120, "a start of vLLM")
         assert any(temporary.iterdir())
         job.terminate()
         assert job.wait(30) == 128 + signal.SIGTERM

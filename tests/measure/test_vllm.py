@@ -18,7 +18,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import describe_files, read_json, write_json, write_text
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
-from tests.measure.demo_draft import DRAFT, FILE, NEEDED, ROOT, Line, Measured, assert_as_ours, at_root, demo, is_seen
+from tests.measure.demo_draft import DRAFT, FILE, NEEDED, ROOT, Line, assert_as_ours, at_root, demo, is_seen
 from tests.workflow.planning import copy_to
 
 __all__ = ["at_root"]  # a fixture
@@ -54,32 +54,6 @@ def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
     assert_as_ours(theirs, ours, "vllm", 40 * 60)
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Measured:
-    """The demo's weights under WINDOW and BASE: no good draft for no good target, but the same one for both engines."""
-    folder = tmp_path_factory.mktemp("small")
-    shutil.copytree(ROOT / "models/demo/target", folder / "target")
-    shutil.copytree(DRAFT, folder / "draft")
-    edit(folder / "target/config.json", lambda config: config["rope_parameters"].update(rope_theta=BASE))
-
-    def narrowed(config: Line) -> None:
-        config["rope_parameters"]["rope_theta"] = config["target"]["rope_parameters"]["rope_theta"] = BASE
-        config |= {"rope_theta": BASE, "sliding_window": WINDOW, "layer_types": ["sliding_attention"]}
-        config["settings"]["sliding_window"] = WINDOW
-
-    edit(folder / "draft/config.json", narrowed)
-    manifest = read_json(ROOT / "models/demo/target_manifest.json")
-    files = manifest["files"] | describe_files(folder / "target", ["config.json"])
-    write_json(folder / "target_manifest.json", manifest | {"path": str(folder / "target"), "files": files})
-    measured = demo(20, 64)
-    recipe = measured.recipe.read_text()
-    window = f"sliding_window: {read_json(DRAFT / 'config.json')['sliding_window']}"
-    assert window in recipe
-    write_text(folder / "recipe.yaml", recipe.replace(window, f"sliding_window: {WINDOW}"))
-    files = {"target": folder / "target_manifest.json", "draft": folder / "draft", "recipe": folder / "recipe.yaml"}
-    return replace(measured, **files)
-
-
 def edit(path: Path, change: Callable[[Line], None]) -> None:
     """Change a JSON file in its place."""
     content = read_json(path)
@@ -87,13 +61,35 @@ def edit(path: Path, change: Callable[[Line], None]) -> None:
     write_json(path, content)
 
 
-def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(small: Measured) -> None:
-    """Evaluated by both engines; a draft whose window is one token off is seen."""
-    ours = small.lines(small.draft.with_name("ours.jsonl"))
-    shifted = small.draft.with_name("shifted")
-    shutil.copytree(small.draft, shifted)
+def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(tmp_path: Path) -> None:
+    """The demo's weights under WINDOW and BASE: no good draft for no good target, but the same one for both engines.
+
+    Evaluated by both engines; a draft whose window is one token off is seen.
+    """
+    draft, shifted = tmp_path / "draft", tmp_path / "shifted"
+    shutil.copytree(ROOT / "models/demo/target", tmp_path / "target")
+    shutil.copytree(DRAFT, draft)
+    edit(tmp_path / "target/config.json", lambda config: config["rope_parameters"].update(rope_theta=BASE))
+
+    def narrowed(config: Line) -> None:
+        config["rope_parameters"]["rope_theta"] = config["target"]["rope_parameters"]["rope_theta"] = BASE
+        config |= {"rope_theta": BASE, "sliding_window": WINDOW, "layer_types": ["sliding_attention"]}
+        config["settings"]["sliding_window"] = WINDOW
+
+    edit(draft / "config.json", narrowed)
+    manifest = read_json(ROOT / "models/demo/target_manifest.json")
+    files = manifest["files"] | describe_files(tmp_path / "target", ["config.json"])
+    write_json(tmp_path / "target_manifest.json", manifest | {"path": str(tmp_path / "target"), "files": files})
+    measured = demo(20, 64)
+    recipe = measured.recipe.read_text()
+    window = f"sliding_window: {read_json(DRAFT / 'config.json')['sliding_window']}"
+    assert window in recipe
+    write_text(tmp_path / "recipe.yaml", recipe.replace(window, f"sliding_window: {WINDOW}"))
+    small = replace(measured, target=tmp_path / "target_manifest.json", draft=draft, recipe=tmp_path / "recipe.yaml")
+    ours = small.lines(tmp_path / "ours.jsonl")
+    shutil.copytree(draft, shifted)
     edit(shifted / "config.json", lambda config: config.update(sliding_window=WINDOW + 1))
-    for folder in (small.draft, shifted):
+    for folder in (draft, shifted):
         options = ("--engine", "vllm", "--serve-python", str(PYTHON), "--served-draft", str(folder))
-        theirs = small.lines(folder.with_name(f"{folder.name}.jsonl"), *options)
+        theirs = small.lines(tmp_path / f"{folder.name}.jsonl", *options)
         assert is_seen(theirs, ours) == (folder == shifted)

@@ -29,7 +29,7 @@ from longspec.methods.glide.trainer import Glide
 from longspec.models.attention.visibility import Visibility
 from tests.measure.demo_draft import Measured, assert_as_ours
 from tests.measure.vllm_glide import Job, Pass
-from tests.targets import last_states
+from tests.targets import SHAPES, last_states
 
 ROOT = Path(__file__).parents[2]
 NEEDED = (".venv-serve/vllm/.stamp", "results/demo/sinkpi-slicing/final_draft/provenance.json")
@@ -38,25 +38,14 @@ pytestmark = [pytest.mark.serve, pytest.mark.skipif(bool(MISSING), reason=f"{MIS
 PYTHON, PROGRAM = ROOT / ".venv-serve/vllm/bin/python", Path(__file__).with_name("vllm_glide.py")
 TARGET, DRAFT = ROOT / "models/demo/target", ROOT / "results/demo/sinkpi-slicing/final_draft"
 CLOSE = 1e-4
-SHAPES: dict[str, Any] = {
-    "vocab_size": 512,
-    "hidden_size": 128,
-    "intermediate_size": 192,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "initializer_range": 0.1,
-    "tie_word_embeddings": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
-    "eos_token_id": None,
-    "bos_token_id": None,
-}
+SHAPE = SHAPES | {"vocab_size": 512, "hidden_size": 128, "intermediate_size": 192, "num_hidden_layers": 3}
+SHAPE |= {"initializer_range": 0.1, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}
+SHAPE |= {"eos_token_id": None, "bos_token_id": None}
 # The demo's target is a Qwen2.
 FAMILIES = {
-    "llama": LlamaConfig(**SHAPES),
-    "mistral": MistralConfig(**SHAPES, sliding_window=None),
-    "qwen3": Qwen3Config(**SHAPES, head_dim=64),
+    "llama": LlamaConfig(**SHAPE),
+    "mistral": MistralConfig(**SHAPE, sliding_window=None),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=64),
 }
 WINDOW = 8  # of the random drafts: in prompts of a few tokens another one is then seen
 Found = dict[str, Any]
@@ -68,8 +57,7 @@ def run(folder: Path, job: Job) -> list[Found]:
     out = folder / "found.pt"
     done = subprocess.run([PYTHON, PROGRAM, folder / "job.json", out], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-3000:]
-    found: list[Found] = torch.load(out, weights_only=True)
-    return found
+    return torch.load(out, weights_only=True)
 
 
 @torch.no_grad()

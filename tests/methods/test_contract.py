@@ -34,33 +34,20 @@ from tests.workflow.made_up import settings as made_up_settings
 
 ROWS, LENGTH, POSITIONS = 3, 20, 4096
 IDS = tuple(range(0, VOCABULARY, 2))  # of a draft vocabulary
+BLOCKS = {"layers": [1, 2], "depth": 2, "block_size": 4}
+WHOLE = {"layers": [0, 1, 2], "vocabulary": None}
+HEADS = {"num_attention_heads": 8, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
 # What a recipe may say of each method, of its `Draft` and its `Method`: every way in which its answers differ.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "dflash": [
-        {"layers": [1, 2], "depth": 2, "block_size": 4},
+        BLOCKS,
         {"layers": [2], "depth": 1, "block_size": 5, "vocabulary": len(IDS), "sliding_window": 7, "weights": "d_pace"},
-        {
-            "layers": [1, 2],
-            "depth": 2,
-            "block_size": 4,
-            "loss": "hard",
-            "tied_k_norm": False,
-            "anchors": 3,
-            "num_attention_heads": 8,
-        },
+        BLOCKS | {"loss": "hard", "tied_k_norm": False, "anchors": 3, "num_attention_heads": 8},
     ],
     "eagle3": [
         {"layers": [0, 1, 2], "vocabulary": len(IDS), "steps": 3},
-        {"layers": [0, 1, 2], "vocabulary": None, "sliding_window": 9, "fc_norm": True, "norm_output": True},
-        {
-            "layers": [0, 1, 2],
-            "vocabulary": None,
-            "norm_before_residual": True,
-            "norm_before_fc": True,
-            "num_attention_heads": 8,
-            "head_dim": 12,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
-        },
+        WHOLE | {"sliding_window": 9, "fc_norm": True, "norm_output": True},
+        WHOLE | {"norm_before_residual": True, "norm_before_fc": True} | HEADS,
     ],
     "glide": [
         {"anchors": "random", "lag_mode": "random", "loss": "hard"},
@@ -317,8 +304,7 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
     method.load(layer, tmp_path / "model.safetensors", states.config, settings)
     begun = method.trainer(states, settings, tmp_path / "model.safetensors").draft_model
     for found in (layer.state_dict(), begun.state_dict()):
-        assert found.keys() == own.keys()
-        assert all(torch.equal(found[name], tensor) for name, tensor in own.items())
+        torch.testing.assert_close(found, own, rtol=0, atol=0)
     name = next(iter(own))
     for faulty in ({**own, name: own[name][:-1]}, {k: v for k, v in own.items() if k != name}, own | {"strange": own[name]}):
         with refused("here", re.compile(f"({name}|strange): ")):

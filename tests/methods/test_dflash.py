@@ -21,8 +21,8 @@ from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import dflash_reference as reference
-from tests.methods.test_eagle3 import compare, masked, packed_row, text_of
-from tests.targets import SHAPES, VOCABULARY
+from tests.methods.test_eagle3 import compare, compare_steps, masked, packed_row, text_of
+from tests.targets import SHAPES, VOCABULARY, states_of
 
 FOUR = SHAPES | {"num_hidden_layers": 4}
 CONFIGS = {"llama": LlamaConfig(**FOUR), "qwen3": Qwen3Config(**FOUR, head_dim=16)}
@@ -34,9 +34,7 @@ SMALL = {"layers": LAYERS, "depth": 2, "block_size": 4, "mask_token": 5, "gamma"
 
 def make(name: str = "llama", dtype: torch.dtype = torch.float64, **settings: Any) -> DFlashTrainer:
     torch.manual_seed(3)
-    target = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
-    states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
-    made = METHOD.trainer(states, Settings(**SMALL | settings), None)
+    made = METHOD.trainer(states_of(CONFIGS[name], dtype), Settings(**SMALL | settings), None)
     for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
         torch.nn.init.normal_(parameter, std=0.3)
     return made
@@ -116,14 +114,7 @@ def test_a_text_is_as_its_blocks_one_by_one(exact: None, name: str, settings: di
     outside = sum(sum(each.reached) - sum(each.inside) for each in sums)
     wanted = {"blocks": sum(each.blocks for each in sums), "leading_hits": sum(each.leading_hits for each in sums)}
     assert {key: int(count) for key, count in output.counts.items()} == wanted | {"outside_vocabulary": outside}
-    with torch.no_grad():
-        slots = made(ids, labels, each_step=True)
-    for slot in range(made.settings.predicted):
-        reached, inside = sum(each.reached[slot] for each in sums), sum(each.inside[slot] for each in sums)
-        lost = sum(each.losses[slot].item() for each in sums)
-        assert float(slots.loss[slot]) == pytest.approx(lost / inside, rel=1e-9)
-        assert float(slots.agreement[slot]) == pytest.approx(sum(each.agreements[slot] for each in sums) / reached)
-    assert float(output.agreement) == pytest.approx(float(slots.agreement[0]))
+    compare_steps(made, ids, labels, output, sums, made.settings.predicted)
 
 
 @pytest.mark.parametrize(("name", "settings"), [("llama", {}), ("qwen3", {"sliding_window": 6, **REDUCED})])

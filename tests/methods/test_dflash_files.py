@@ -119,8 +119,7 @@ def test_a_folder_is_what_engines_read_and_what_we_read_back(tmp_path: Path, tar
     imported = METHOD.stored_settings(tmp_path / "imported")
     assert imported == settings
     METHOD.load(fresh := METHOD.layer(TARGET, imported), tmp_path / "imported", TARGET, imported)
-    assert fresh.state_dict().keys() == state.keys()
-    assert all(torch.equal(fresh.state_dict()[name], tensor) for name, tensor in state.items())
+    torch.testing.assert_close(fresh.state_dict(), state, rtol=0, atol=0)
 
 
 def test_the_card_says_how_to_serve_it(tmp_path: Path, target_path: str) -> None:

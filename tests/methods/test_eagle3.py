@@ -6,17 +6,16 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
+from transformers import LlamaConfig, Qwen3Config
 
 from longspec.methods.eagle3 import method as eagle3_method
 from longspec.methods.eagle3.method import METHOD
 from longspec.methods.eagle3.settings import Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
 from longspec.models import losses
-from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import eagle3_reference as reference
-from tests.targets import SHAPES, VOCABULARY
+from tests.targets import SHAPES, VOCABULARY, states_of
 
 THREE = SHAPES | {"num_hidden_layers": 3}
 CONFIGS = {"llama": LlamaConfig(**THREE), "qwen3": Qwen3Config(**THREE, head_dim=16)}
@@ -32,9 +31,7 @@ def small_chunks(exact_norms: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make(name: str = "llama", dtype: torch.dtype = torch.float64, attention: str = EAGER, **settings: Any) -> Eagle3Trainer:
     torch.manual_seed(3)
-    target = AutoModelForCausalLM.from_config(CONFIGS[name], attn_implementation=STATES_ATTENTION, dtype=dtype)
-    states = TargetStates(target.requires_grad_(False).eval(), attention=attention)
-    made = METHOD.trainer(states, Settings(layers=LAYERS, **settings), None)
+    made = METHOD.trainer(states_of(CONFIGS[name], dtype, attention), Settings(layers=LAYERS, **settings), None)
     for parameter in made.draft_model.parameters():  # away from the special points of a fresh layer
         torch.nn.init.normal_(parameter, std=0.3)
     return made
@@ -82,6 +79,18 @@ def compare(made: Any, loss: Tensor, expected: Tensor) -> None:
         assert (left - right).norm() <= 1e-9 * right.norm(), name
 
 
+def compare_steps(made: Any, ids: Tensor, labels: Tensor, output: Any, sums: list[Any], count: int) -> None:
+    """Each drafted step is the mean over what is reached there."""
+    with torch.no_grad():
+        steps = made(ids, labels, each_step=True)
+    for step in range(count):
+        reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
+        lost = sum(each.losses[step].item() for each in sums)
+        assert float(steps.loss[step]) == pytest.approx(lost / inside, rel=1e-9)
+        assert float(steps.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
+    assert float(output.agreement) == pytest.approx(float(steps.agreement[0]))
+
+
 def masked(ids: Tensor, *, every: int | None = 3) -> Tensor:
     """Labels of which some are none."""
     labels = ids.clone()
@@ -113,14 +122,7 @@ def test_a_text_is_as_its_chains_one_by_one(settings: dict[str, Any], every: int
     sums = [reference.document_sums(plain(made), text_of(made, *row)) for row in zip(ids, labels, strict=True)]
     compare(made, output.loss, reference.weighted(plain(made), sums) / 11)
     assert int(output.counts["outside_vocabulary"]) == sum(sum(each.reached) - sum(each.inside) for each in sums)
-    with torch.no_grad():
-        steps = made(ids, labels, each_step=True)
-    for step in range(made.settings.steps):  # means over what a step's chains reach
-        reached, inside = sum(each.reached[step] for each in sums), sum(each.inside[step] for each in sums)
-        lost = sum(each.losses[step].item() for each in sums)
-        assert float(steps.loss[step]) == pytest.approx(lost / inside, rel=1e-9)
-        assert float(steps.agreement[step]) == pytest.approx(sum(each.agreements[step] for each in sums) / reached)
-    assert float(output.agreement) == pytest.approx(float(steps.agreement[0]))
+    compare_steps(made, ids, labels, output, sums, made.settings.steps)
 
 
 def packed_row(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
@@ -158,8 +160,8 @@ def test_packed_documents_are_as_if_alone(name: str, settings: dict[str, Any], f
 def test_an_identity_start_reads_the_target_at_its_last_auxiliary_layer() -> None:
     """Token t's hidden states there, through the target's own norm and head, are the untrained draft's guess of token t + 2."""
     torch.manual_seed(3)
-    target = AutoModelForCausalLM.from_config(CONFIGS["llama"], attn_implementation=STATES_ATTENTION, dtype=torch.float64)
-    states = TargetStates(target.requires_grad_(False).eval(), attention=EAGER)
+    states = states_of(CONFIGS["llama"], torch.float64, EAGER)
+    target = states.target
     ids = torch.randint(0, VOCABULARY, (2, 20))
     found = METHOD.trainer(states, Settings(layers=LAYERS, steps=3, start="identity"), None)(ids, ids, each_step=True).loss
     output = target(ids, output_hidden_states=True, attention_backend=EAGER)

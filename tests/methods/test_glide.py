@@ -250,13 +250,6 @@ def test_a_layer_of_experts_is_refused(tmp_path: Any) -> None:
         fresh_layer(TargetStates(target), draft("last"))
 
 
-def test_a_stored_target_has_no_layers_to_copy() -> None:
-    overrides = ["run=demo", "variant=base", "stage=long", "recipe.states.source=offline"]
-    compose("train", overrides)
-    with refused("recipe.draft.start: middle", "to random", "recipe.states.source to online"):
-        compose("train", [*overrides, "recipe.draft.start=middle"])
-
-
 def test_a_final_norm_starts_as_the_targets_own_and_stands_before_the_head(target_path: str) -> None:
     """Scaling the draft's last hidden states changes nothing any more."""
     glide = attach(target_path, dtype=torch.float32, draft=Draft(anchors="off", lag_mode="fixed", loss="hard", final_norm=True))

@@ -147,8 +147,7 @@ def test_eagles_loss_and_gradients(k: int | None, ids: Tensor | None, kind: str)
     torch.testing.assert_close(sums.losses_K, torch.stack(steps).detach(), rtol=1e-12, atol=0)
     torch.testing.assert_close(sums.draft, weighted(steps), rtol=1e-12, atol=0)
     got, wanted = (torch.autograd.grad(3 * loss, [weight, *hidden]) for loss in (sums.draft, weighted(steps)))
-    for left, right in zip(got, wanted, strict=True):
-        torch.testing.assert_close(left, right, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-11)
     own = states @ head.T
     torch.testing.assert_close(sums.target, F.cross_entropy(own, labels, reduction="sum"), rtol=OWN_TOLERANCE[k], atol=0)
     assert sums.inside_K.tolist() == [int(torch.isin(own.argmax(-1), chosen)[at].sum()) for at in places]

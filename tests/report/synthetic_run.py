@@ -13,18 +13,11 @@ from longspec.config import compose_stage, to_yaml
 from longspec.draft_vocabulary import DraftVocabulary
 
 STAGES = ("base", "long", "longcot")
-SETTINGS: dict[str, Any] = {
-    "prompts": 48,
-    "new_tokens": 64,
-    "temperatures": [0],
-    "shapes": [4],
-    "repeats": 1,
-    "seed": 0,
-    "tasks": {
-        "short": {"data": "stdlib", "context": [64, 448]},
-        "long": {"data": "stdlib-long", "context": [1024, 4096]},
-        "cot": {"data": "puzzles", "context": [64, 1024]},
-    },
+SETTINGS: dict[str, Any] = {"prompts": 48, "new_tokens": 64, "temperatures": [0], "shapes": [4], "repeats": 1, "seed": 0}
+SETTINGS["tasks"] = {
+    "short": {"data": "stdlib", "context": [64, 448]},
+    "long": {"data": "stdlib-long", "context": [1024, 4096]},
+    "cot": {"data": "puzzles", "context": [64, 1024]},
 }
 # Chance that the next drafted token is accepted, given that all before it were: by drafter and task.
 SKILL = {

@@ -43,8 +43,7 @@ def report(arguments: list[str]) -> dict[str, Any]:
     """Make the report and read its numbers."""
     options = parse_arguments(arguments)
     make_report(options)
-    content: dict[str, Any] = json.loads(options.out.with_suffix(".json").read_text())
-    return content
+    return json.loads(options.out.with_suffix(".json").read_text())
 
 
 @pytest.fixture(scope="module")

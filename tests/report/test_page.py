@@ -70,9 +70,9 @@ class Resources(HTMLParser):
         return [[" ".join(cell.split()) for cell in row] for row in found[1:]]
 
 
-def read_page(folder: Path) -> tuple[Resources, str, str]:
+def read_page(folder: Path, name: str = "report.html") -> tuple[Resources, str, str]:
     """The parsed page, its source, and its text with single spaces."""
-    source = (folder / "report.html").read_text()
+    source = (folder / name).read_text()
     parser = Resources()
     parser.feed(source)
     return parser, source, " ".join(" ".join(parser.text).split())

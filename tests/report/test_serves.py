@@ -12,7 +12,7 @@ from longspec.measure.estimates import estimate
 from longspec.report import serves
 from tests.refusals import refused
 from tests.report.synthetic_run import SETTINGS, line, write_variant
-from tests.report.test_page import Resources
+from tests.report.test_page import Resources, read_page
 
 SECTION = SETTINGS | {"shapes": [2], "tasks": {"short": {"data": "stdlib", "context": [1, 9]}}}
 WHY = "is not installed: `make .venv-serve/openvino/.stamp`, then <b>more</b>"
@@ -51,10 +51,8 @@ def page_of(place: Path, standings: dict[str, Any]) -> tuple[dict[str, Any], Res
     out = place / "serves.html"
     words = ["--run", "demo", "--variant", f"base={place / 'base'}", "--standings", json.dumps({"base": standings})]
     serves.main([*words, "--out", str(out)])
-    parser = Resources()
-    parser.feed(out.read_text())
-    numbers: dict[str, Any] = json.loads(out.with_suffix(".json").read_text())
-    return numbers, parser, " ".join(" ".join(parser.text).split())
+    parser, _, text = read_page(place, out.name)
+    return json.loads(out.with_suffix(".json").read_text()), parser, text
 
 
 def test_figures_are_shares_of_rounds_that_came_so_far_with_their_interval(tmp_path: Path) -> None:

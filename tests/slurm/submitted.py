@@ -58,15 +58,8 @@ class Submitted(Workflow):
     def popen(self, command: list[str]) -> "subprocess.Popen[str]":
         """A process in the copy's folder; what it prints goes into output.log there."""
         with (self.folder / "output.log").open("a") as output:
-            process = subprocess.Popen(
-                command,
-                cwd=self.folder,
-                env=self.environment(),
-                stdout=output,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-            )
+            options = {"stdout": output, "stderr": output, "text": True, "start_new_session": True}
+            process = subprocess.Popen(command, cwd=self.folder, env=self.environment(), **options)
         self.started.append(process)
         return process
 
@@ -111,8 +104,6 @@ class Submitted(Workflow):
         """How long the first attempt took from its launch to its first step."""
         log = self.attempts()[0].read_text()
         launched, stepped = re.search(r"^\S+ (\S+) on ", log), re.search(r"^(\S+) step 1/", log, re.MULTILINE)
-        assert launched
-        assert stepped
         begin, end = (datetime.strptime(found[1], "%H:%M:%S") for found in (launched, stepped))
         return float((end - begin).seconds)  # of a day: midnight may lie between
 

@@ -72,7 +72,6 @@ def step(draft: Any, name: str, rank: int, with_llm_loss: bool) -> dict[str, tor
     if name.startswith("glide"):
         arguments["lag"] = lags
         positions = arguments["position_ids"]
-        assert positions is not None
         arguments["position_ids"] = positions + (positions >= ANCHORS) * (OFFSET + rank)
     output = draft(**arguments, num_labels=17, with_llm_loss=with_llm_loss)
     output.loss.backward()

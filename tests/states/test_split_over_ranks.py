@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,27 +9,20 @@ from transformers import GptOssConfig, LlamaConfig, Olmo2Config, PretrainedConfi
 
 from longspec.config import Runtime
 from longspec.states.load import check_ranks
+from tests.decode.test_tensor_parallel import HEADS, SMALL
 from tests.jobs import finish, start, torchrun
 from tests.refusals import refused
 from tests.states.stored import save_target
 
-SHAPE: dict[str, Any] = {
-    "vocab_size": 11,
-    "hidden_size": 64,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-}
+SHAPE = SMALL | HEADS
 # Above the size up to which DeepSpeed leaves parameters whole on every rank, but for norms and biases.
 WIDE = SHAPE | {"vocab_size": 275, "hidden_size": 512, "intermediate_size": 512, "initializer_range": 0.05}
+TIED = {"tie_word_embeddings": True}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 128}
-LLAMA = LlamaConfig(**SHAPE, tie_word_embeddings=False)
+LLAMA = LlamaConfig(**SHAPE)
 TARGETS: dict[str, list[PretrainedConfig]] = {
-    "tensor_parallel": [Qwen2Config(**SHAPE, tie_word_embeddings=True), LLAMA],
-    "partitioned": [Qwen2Config(**WIDE, tie_word_embeddings=True), Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=64)],
+    "tensor_parallel": [Qwen2Config(**SHAPE | TIED), LLAMA],
+    "partitioned": [Qwen2Config(**WIDE | TIED), Qwen3MoeConfig(**WIDE, **EXPERTS, head_dim=64)],
 }
 DRAFTS = ("glide soft", "glide hard", "eagle3", "dflash")
 

@@ -14,7 +14,7 @@ from longspec.families import FAMILIES
 from longspec.models.model_folder import weight_files
 from longspec.target import fetch, wheel_file
 from tests.corpus import Corpus
-from tests.data.hub_standin import running
+from tests.data.hub_standin import Hub
 from tests.refusals import refused
 
 
@@ -97,27 +97,25 @@ QUANTIZED = {"model_type": "qwen2", "quantization_config": {"quant_method": "awq
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin", "quantized"])
 def test_weights_of_the_hub_come_when_the_target_is_supported(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    folder: Path, tmp_path: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     write_json(folder / "config.json", QUANTIZED if kind == "quantized" else {"model_type": "qwen2"})
     made = tmp_path / "models/mine/target"
-    with running() as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.address)
-        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        files = {path.name: path.read_bytes() for path in folder.iterdir()}
-        if kind == "bin":
-            files = {re.sub("^model(.*)safetensors", r"pytorch_model\1bin", name): data for name, data in files.items()}
-        commit = hub.add("a/b", files)
-        if kind == "quantized":
-            with refused("hf:a/b/config.json: quantization_config:", "(awq)"):
-                fetch.download("a/b", made)
-            assert not hub.asked_for(".safetensors")
-            hub.add("a/c", {"m.gguf": b"weights"})
-            with refused("hf:a/c: has no config.json", ".gguf"):
-                fetch.write_facts("hf:a/c", tmp_path / "facts.json")
-        else:
-            assert fetch.download("a/b", made) == commit
-            assert {path.name for path in made.iterdir() if path.is_file()} == files.keys()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    if kind == "bin":
+        files = {re.sub("^model(.*)safetensors", r"pytorch_model\1bin", name): data for name, data in files.items()}
+    commit = hub.add("a/b", files)
+    if kind == "quantized":
+        with refused("hf:a/b/config.json: quantization_config:", "(awq)"):
+            fetch.download("a/b", made)
+        assert not hub.asked_for(".safetensors")
+        hub.add("a/c", {"m.gguf": b"weights"})
+        with refused("hf:a/c: has no config.json", ".gguf"):
+            fetch.write_facts("hf:a/c", tmp_path / "facts.json")
+    else:
+        assert fetch.download("a/b", made) == commit
+        assert {path.name for path in made.iterdir() if path.is_file()} == files.keys()
 
 
 SOURCE = "wheel:tiny-model==1.0/tiny_model/a.gguf"

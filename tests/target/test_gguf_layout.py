@@ -12,18 +12,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longspec.atomic_files import read_json, write_json
 from longspec.models import gguf_writer
-from longspec.target import dequantize
 from longspec.target.layouts import write_target
 from tests import gguf_files
 from tests.refusals import refused
+from tests.target.test_dequantize import made
 from tests.targets import LLAMA3, SHAPES, YARN
 
 
 def folder_of(architecture: str, place: Path) -> Path:
     """The folder of a random target, made of a GGUF file of the package's own writer."""
-    path = gguf_files.write(place / "source.gguf", gguf_files.random_model(architecture), "F16")
-    dequantize.make(str(path), None, None, place / "target_manifest.json", place / "tokenizer_manifest.json")
-    return place / "target"
+    return made(gguf_files.write(place / "source.gguf", gguf_files.random_model(architecture), "F16"), place)
 
 
 def stored(path: Path) -> dict[str, Any]:
@@ -34,13 +32,9 @@ def test_a_llama_comes_back_as_it_was(tmp_path: Path) -> None:
     """Written, and read again by target/dequantize.py: weights, configuration, tokenizer and chat template."""
     folder = folder_of("llama", tmp_path)
     write_target(folder, "gguf", tmp_path / "again/source.gguf", "f32")
-    (tmp_path / "again/out").mkdir()
-    manifests = (tmp_path / f"again/out/{name}_manifest.json" for name in ("target", "tokenizer"))
-    dequantize.make(str(tmp_path / "again/source.gguf"), None, None, *manifests)
-    again = tmp_path / "again/out/target"
+    again = made(tmp_path / "again/source.gguf", tmp_path / "again/out")
     own, found = (AutoModelForCausalLM.from_pretrained(each).state_dict() for each in (folder, again))
-    assert own.keys() == found.keys()
-    assert all(torch.equal(found[name], weight) for name, weight in own.items())
+    torch.testing.assert_close(found, own, rtol=0, atol=0)
     assert read_json(again / "config.json") == read_json(folder / "config.json")
     one, other = (AutoTokenizer.from_pretrained(each) for each in (folder, again))
     assert one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()

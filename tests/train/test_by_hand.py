@@ -8,7 +8,6 @@ import pytest
 import yaml
 
 from longspec.atomic_files import read_json, sha256_file, write_json
-from longspec.config import compose
 from longspec.data import tokenize
 from longspec.data.pack import packing
 from longspec.distributed import Ranks
@@ -69,22 +68,6 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
     assert (out / "draft/tokenizer.json").read_bytes() == of_target.read_bytes()
     begun = [read_json(folder / "checkpoint.json")["identity"]["init_weights"] for folder in (out, of_next)]
     assert begun == [None, sha256_file(out / "draft/model.safetensors")]
-
-
-def test_every_published_experiment_begins_where_another_ends(root: Path) -> None:
-    """The stage before it, in the same variant; of stage 3 straight after stage 1 that is stage 1."""
-    known = {path.stem: compose(path.stem, [], root / "config/exp") for path in (root / "config/exp").glob("qwq*.yaml")}
-    ends = {f"{config.files.out}/draft/model.safetensors": name for name, config in known.items()}
-    assert len(ends) == len(known) == 7
-    for name, config in known.items():
-        assert config.recipe.draft.loss == "hard"
-        assert config.runtime.extract_at_end
-        if config.recipe.stage == "base":
-            assert config.files.init_weights is None
-            continue
-        before = known[ends[config.files.init_weights]]
-        assert name.startswith(ends[config.files.init_weights])
-        assert before.recipe.draft == config.recipe.draft
 
 
 def test_a_missing_draft_before_it_is_named(workplace: Path, root: Path) -> None:

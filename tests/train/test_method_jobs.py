@@ -28,13 +28,6 @@ def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
-    """The same of a small one, which stays whole."""
-    shape = WIDE | {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
-    return save_target(tmp_path_factory.mktemp("narrow"), Qwen2Config(vocab_size=corpus.build.vocabulary, **shape))
-
-
-@pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
     """Tokens that the corpus has many of, and some that it has not."""
     size = corpus.build.vocabulary
@@ -61,8 +54,10 @@ def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable
 
 
 @pytest.mark.parametrize("method", [EAGLE3, DFLASH], ids=["eagle3", "dflash"])
-def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], narrow: Path, method: list[str]) -> None:
-    """In bfloat16; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
+def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], tmp_path: Path, corpus: Corpus, method: list[str]) -> None:
+    """In bfloat16, of a small target, which stays whole; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
+    shape = WIDE | {"num_hidden_layers": 3, "hidden_size": 32, "intermediate_size": 64}
+    narrow = save_target(tmp_path / "narrow", Qwen2Config(vocab_size=corpus.build.vocabulary, **shape))
     overrides = ["deepspeed=zero1-offload", "recipe.precision=bf16", "recipe.steps=8"]
     whole, killed = (make(name, method, *overrides, ranks=2) for name in ("whole", "killed"))
     whole.target = killed.target = narrow

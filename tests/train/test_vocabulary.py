@@ -34,7 +34,6 @@ def job(tmp_path: Path, target: Path, corpus: Corpus) -> Job:
 def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
     rows = TrainedRows(PackedRows(job.data[0]))
     vocabulary = read_vocabulary(job, rows)
-    assert vocabulary is not None
     assert vocabulary.ids == (1, 4, 9)
     identity = identity_of(job, rows, torch.float32, vocabulary)
     assert identity["vocabulary"] == vocabulary.hash
@@ -46,7 +45,6 @@ def test_it_is_part_of_the_identity_where_there_is_one(job: Job) -> None:
 
 def test_one_that_does_not_fit_is_refused(job: Job) -> None:
     path, rows = job.vocabulary, TrainedRows(PackedRows(job.data[0]))
-    assert path is not None
     whole = read_json(path)
     for changed, key in (({"tokenizer": "u"}, "tokenizer"), ({"ids": [1, 4]}, "ids: are 2, recipe.method.vocabulary is 3")):
         write_json(path, whole | changed)

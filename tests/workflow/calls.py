@@ -97,8 +97,6 @@ class Place:
         environment["PYTHONPATH"] += f"{os.pathsep}{root}"
         command = [sys.executable, "-m", "tests.workflow.warm_python", str(self.warm)]
         with subprocess.Popen(command, cwd=self.folder, env=environment, stdin=PIPE, stdout=PIPE) as server:
-            assert server.stdin is not None
-            assert server.stdout is not None
             assert any(line == b"ready\n" for line in server.stdout), "it ends while it imports"
             try:
                 yield
@@ -115,15 +113,8 @@ class Place:
     def call(self) -> "Call":
         """Start Snakemake as a user does, in a process group of its own as of a terminal."""
         with self.said.open("w") as output:
-            process = subprocess.Popen(
-                self.command(),
-                cwd=self.folder,
-                env=self.environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            options = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT, "start_new_session": True}
+            process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), **options)
         return Call(self, process)
 
     def output(self, *arguments: str) -> str:

@@ -31,7 +31,6 @@ def of_stage(text: str, stage: str) -> tuple[str, str, str]:
     found = re.search(rf"^  {stage}:.*\n", text, re.MULTILINE)
     assert found, f"no stage {stage}"
     own = re.match(rf"(?:{STAGE_INDENT}.*\n|\n)*", text[found.end() :])
-    assert own
     end = found.end() + own.end()
     return text[: found.end()], dedent(own[0]), text[end:]
 

@@ -46,14 +46,8 @@ def test_only_what_decides_answers_names_their_folder(settings: Settings) -> Non
     endpoint = named(**server)
     moved = named(**server | {"endpoint": "https://two/v1", "requests": 7, "timeout": 5})
     assert moved == endpoint != first
-    others: list[dict[str, object]] = [
-        {"temperature": 0.7},
-        {"seed": 1},
-        {"cut": "keep"},
-        {"precision": "fp32"},
-        {"top_p": 0.9},
-    ]
-    others += [{"new_tokens": 512}, {"longest_prompt": 64}]
+    others: list[dict[str, object]] = [{"temperature": 0.7}, {"seed": 1}, {"cut": "keep"}, {"precision": "fp32"}]
+    others += [{"top_p": 0.9}, {"new_tokens": 512}, {"longest_prompt": 64}]
     assert len({named(**more) for more in others} | {first}) == len(others) + 1
 
 

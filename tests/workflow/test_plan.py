@@ -10,7 +10,6 @@ from tests.workflow.planning import FILE, Settings
 
 P = "results/demo/sinkpi-slicing"
 VARIANT = ("demo", "sinkpi-slicing")
-RUNS = r"^runs: \[.*?\]"
 
 
 def entry(settings: Settings, name: str, text: str) -> None:

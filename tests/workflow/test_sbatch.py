@@ -67,7 +67,6 @@ def test_a_stage_on_a_node_of_eight_gpus(slurm: Path, built: Workflow) -> None:
     assert not [word for word in words if re.match(r"--ntasks(=|-per-gpu)", word)], "Slurm refuses tasks beside GPUs"
     assert "sacct" not in slurm.read_text().splitlines(), "whose answers the executor takes wrongly"
     command = re.search(r"Shell command: exec (.*)", text)
-    assert command
     assert command[1].startswith(
         "python -m longspec.cluster launch --nodes 1 --ranks 8 --tasks 8 --cpus 8 --gres=gpu:8"
         " --log logs/train/demo/sinkpi-slicing/base.log -- longspec.train "

@@ -87,14 +87,10 @@ def test_a_gguf_file_is_there(tmp_path: Path) -> None:
         check_target(KEY, model(str(path)), tmp_path / "target")
 
 
-@pytest.mark.parametrize(
-    "scaling",
-    [
-        None,
-        {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
-    ],
-)
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+
+
+@pytest.mark.parametrize("scaling", [None, {"rope_type": "linear", "factor": 4.0}, YARN])
 def test_positions_are_those_that_training_reads_or_are_left_open(tmp_path: Path, scaling: dict[str, Any] | None) -> None:
     config = Qwen2Config(max_position_embeddings=128, rope_scaling=scaling)
     config.save_pretrained(tmp_path)

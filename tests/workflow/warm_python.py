@@ -21,14 +21,9 @@ from pathlib import Path
 
 from tests import warm_jobs
 
-LATE = (
-    "snakemake.cli",
-    "longspec.workflow.plan",
-    "longspec.data.tokenize",
-    "longspec.data.pack.packing",
-    "longspec.target.train",
-)
-LATE += ("longspec.report.page", "longspec.draft.trained", "longspec.states.build", "pyarrow", "transformers")
+LATE = ("snakemake.cli", "longspec.workflow.plan", "longspec.data.tokenize", "longspec.data.pack.packing")
+LATE += ("longspec.target.train", "longspec.report.page", "longspec.draft.trained", "longspec.states.build")
+LATE += ("pyarrow", "transformers")
 SERVER, KEEPER = "chaos server", "chaos keeper"  # names of the processes that are no job's
 CLIENT = """#!{python} -ISu
 import json, os, signal, socket, sys

@@ -127,9 +127,7 @@ def run(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> None:
         torch.manual_seed(ranks.rank)  # not as a new engine begins: no draw of the training hangs on it
     else:
         before = folder / case["go_on"] / "checkpoints"
-        resumable = find_resumable(before, IDENTITY)
-        assert resumable is not None
-        slot, found = resumable
+        slot, found = find_resumable(before, IDENTITY)
         save_load.load(engine, before / slot, found, ranks)
         step, result["found"] = found["step"], {key: found[key] for key in ("step", "trackers", "world_size", "zero_stage")}
     while step < case["steps"]:

@@ -35,9 +35,7 @@ def test_a_whole_slot_is_left_after_a_crash(
     write_slot(tmp_path / "last_2", 10)
     write_slot(tmp_path / "last", 20, damaged=newest_damaged)
     best = 10 if newest_damaged else 20
-    found = checkpoint_dir.find_slot(tmp_path)  # as a resuming job does
-    assert found is not None
-    assert found[1]["step"] == best
+    assert checkpoint_dir.find_slot(tmp_path)[1]["step"] == best  # as a resuming job does
     write_slot(tmp_path / ".saving-30", 30)
     rename, calls = Path.rename, []
 
@@ -55,9 +53,7 @@ def test_a_whole_slot_is_left_after_a_crash(
             pass
         else:
             best = 30
-    found = checkpoint_dir.find_slot(tmp_path)
-    assert found is not None
-    assert found[1]["step"] == best
+    assert checkpoint_dir.find_slot(tmp_path)[1]["step"] == best
     checkpoint_dir.begin(tmp_path / ".saving-40")
     assert {path.name for path in tmp_path.glob(".saving*")} == {".saving-40"}
 

@@ -6,15 +6,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
-)
+from transformers import LlamaConfig, MistralConfig, PretrainedConfig, Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
 from longspec.config import Runtime, compose
 from longspec.data.pack.arrow_shards import PackedRows
@@ -26,13 +18,14 @@ from longspec.methods.glide.method import METHOD
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide, class_for
 from longspec.models.attention.visibility import Visibility
-from longspec.states.forward import STATES_ATTENTION, TargetStates, depth_of
+from longspec.states.forward import depth_of
 from longspec.train.estimate import flops
 from longspec.train.metrics import costs_of
 from longspec.train.micro_batches import StepBatches
 from tests.corpus import Corpus
 from tests.eager import EAGER
 from tests.methods.test_glide import seen
+from tests.targets import states_of
 
 SHAPES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 20}
@@ -52,8 +45,7 @@ def every_pair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def glide_of(config: PretrainedConfig, draft: Draft) -> Glide:
-    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION).requires_grad_(False).eval()
-    return class_for(config.model_type)(config, "", draft=draft, states=TargetStates(target, attention=EAGER))
+    return class_for(config.model_type)(config, "", draft=draft, states=states_of(config, attention=EAGER))
 
 
 def measured(config: PretrainedConfig, draft: Draft, labels: torch.Tensor, *, with_llm_loss: bool) -> int:
@@ -123,12 +115,8 @@ def test_the_targets_documents_do_not_see_each_other_and_layers_may_have_windows
     windowed = seen(9, window=5) + seen(20, window=5)
     assert flops.target_pairs([9, 20], mistral, 3) == 3 * windowed
     mixed = Qwen2Config(**SHAPES, num_key_value_heads=2, use_sliding_window=True, sliding_window=6, max_window_layers=1)
-    assert [flops.target_pairs([9, 20], mixed, layers) for layers in range(4)] == [
-        0,
-        plain,
-        plain + windowed,
-        plain + 2 * windowed,
-    ]
+    pairs = [flops.target_pairs([9, 20], mixed, layers) for layers in range(4)]
+    assert pairs == [0, plain, plain + windowed, plain + 2 * windowed]
 
 
 def test_the_documents_of_packed_rows(corpus: Corpus) -> None:

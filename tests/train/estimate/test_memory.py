@@ -10,17 +10,17 @@ import torch
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
+from transformers import LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3MoeConfig
 
 from longspec import methods
 from longspec.config import Runtime, compose
 from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import Glide, class_for
-from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.train import dry_batch
 from longspec.train.estimate import memory
 from longspec.train.estimate.memory import ALWAYS, DRAFT, TARGET, Setup, parameter_bytes
 from tests.refusals import refused
+from tests.targets import states_of
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -70,10 +70,8 @@ def setup_of(config: PretrainedConfig, tokens: int, dtype: torch.dtype, chunk: i
 
 
 def glide_of(config: PretrainedConfig, dtype: torch.dtype, chunk: int | None = None, **draft: Any) -> Glide:
-    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
     settings = OmegaConf.to_container(recipe_of(**draft).draft)
-    family = class_for(config.model_type)
-    states = TargetStates(target.requires_grad_(False).eval(), chunk=chunk, attention="sdpa")
+    family, states = class_for(config.model_type), states_of(config, dtype, chunk=chunk)
     return family(config, "", draft=Draft(**settings), states=states)  # type: ignore[arg-type]
 
 
@@ -174,15 +172,14 @@ CASES: list[tuple[str, float, dict[str, Any], int, dict[str, Any], torch.dtype]]
 
 def measured(method: Any, config: PretrainedConfig, settings: Any, tokens: int, dtype: torch.dtype) -> int:
     """The peak of the draft's forward and backward, weights, gradients and what is kept of the target aside."""
-    target = AutoModelForCausalLM.from_config(config, attn_implementation=STATES_ATTENTION, dtype=dtype)
-    states = TargetStates(target.requires_grad_(False).eval(), attention="sdpa")
+    states = states_of(config, dtype)
     made, ids = method.trainer(states, settings, None), torch.arange(tokens)[None] % config.vocab_size
     with_loss = getattr(settings, "loss", "soft") == "soft"
     names = method.reads(config, settings, with_llm_loss=with_loss)
     found = states(ids, torch.arange(tokens)[None], None, names)
     states.forward = lambda *_: found
     own = made.draft_model
-    with LiveBytes([*target.parameters(), *own.parameters(), *own.buffers(), *found.values()]) as live:
+    with LiveBytes([*states.target.parameters(), *own.parameters(), *own.buffers(), *found.values()]) as live:
         loss = made(ids, ids, with_llm_loss=with_loss).loss
         forward, live.peak = live.peak, live.live
         loss.backward()

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.atomic_files import write_json, write_text
-from longspec.config import Recipe, Runtime, compose, load, to_yaml
+from longspec.config import Recipe, Runtime, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
@@ -17,27 +17,18 @@ from longspec.methods.glide.layer import GlideLayer, published_layout
 from longspec.train.estimate import flops, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
+from tests.jobs import Job
+from tests.targets import SHAPES
 
-TARGET = LlamaConfig(
-    vocab_size=300,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    tie_word_embeddings=False,
-)
+TARGET = LlamaConfig(**SHAPES | {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A target's folder without its weights, and a stage's frozen files."""
     TARGET.save_pretrained(tmp_path / "target")
-    config = compose(
-        "train", ["run=demo", "recipe.global_batch=4", "recipe.steps=null", f"recipe.data.sequence_length={LENGTH}"]
-    )
-    write_text(tmp_path / "recipe.yaml", to_yaml(config.recipe))
-    write_text(tmp_path / "runtime.yaml", to_yaml(config.runtime))
+    base = ["run=demo", "recipe.global_batch=4", "recipe.steps=null", f"recipe.data.sequence_length={LENGTH}"]
+    Job(tmp_path, tmp_path, tmp_path, base=base).freeze()
     write_json(tmp_path / "target_manifest.json", {"path": str(tmp_path / "target"), "files": {}})
     return tmp_path
 

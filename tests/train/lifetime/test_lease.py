@@ -111,7 +111,6 @@ def killed(out: Path) -> int:
     program = "import sys, time, pathlib; from longspec.lease import acquire; a = acquire(pathlib.Path(sys.argv[1]))"
     command = [sys.executable, "-c", f"{program}; print(flush=True); time.sleep(1000)", str(out)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         process.kill()
     return process.pid
