@@ -23,6 +23,7 @@ from longspec.decode.speculate import speculate
 from longspec.models.target import group_of, tensor_of_first_rank
 
 ROUNDS = 3  # timed at once, behind one that takes the prompts in
+ROUNDS_OF_BUDGET = 12  # of trees that differ in size from round to round, and learn how far a draft is right
 REPEATS = 2  # of the whole
 OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
 
@@ -48,6 +49,10 @@ def nodes_of(drafter: Drafter) -> int:
     """Count the most tokens that a measurement puts behind the prompts, by prompt lookup alone too."""
     trees = [max(depth_of(each.levels), each.copied) for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
     return (ROUNDS + 1) * (max(LONGEST, *trees, 0) + drafter.copied + 1)
+
+
+def _rounds_of(shape: Shape) -> int:
+    return ROUNDS_OF_BUDGET if isinstance(shape, Budget) else ROUNDS
 
 
 class _EnoughError(Exception):
@@ -179,10 +184,10 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
     def mark(row: int, tokens: list[int]) -> None:
         if row == 0:
             marks.append(time.perf_counter())
-        if len(marks) == ROUNDS + 2:
+        if len(marks) == _rounds_of(shape) + 2:
             raise _EnoughError
 
-    most = max(nodes_of(drafter), (ROUNDS + 1) * (depth_of(shape) + 1)) + 2
+    most = max(nodes_of(drafter), (_rounds_of(shape) + 1) * (depth_of(shape) + drafter.copied + 1)) + 2
     draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's stay as they are
     try:
         speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark, generator=draws, **sampling)
