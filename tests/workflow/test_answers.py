@@ -112,7 +112,7 @@ def test_answers_are_tokenized_in_the_place_of_records_and_made_again_for_what_d
     shards = sorted(output for output, fields in jobs.items() if fields["rule"] == "answer")
     assert shards == [merged.replace("manifest.json", f"{part}-of-2/shard.json") for part in (0, 1)]
     command = jobs[shards[1]]["command"]
-    assert "launch --plain --ranks 1 --cpus 2 -- longspec.answers shard " in command
+    assert "launch --plain --ranks 1 --cpus 2 --gres= -- longspec.answers shard " in command
     assert " --shard 1 --num-shards 2 " in command
     assert {"models/demo/target_manifest.json", "data/raw/own/manifest.json"} <= set(jobs[shards[0]]["input"].split(", "))
     for shard in ("000", "001"):

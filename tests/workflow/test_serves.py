@@ -40,7 +40,7 @@ def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(setti
 def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:
     plan = settings.plan(runs=["demo"])
     missing = ServesPlan(plan).standings("demo", "sinkpi-slicing")["vllm"]
-    why = "is not installed: `make .venv-serve/vllm/.stamp`, then `snakemake serves --config 'runs=[demo]'`"
+    why = "is not installed: `make .venv-serve/vllm/.stamp`, then `snakemake serves --config run=demo`"
     assert (missing.section, missing.why) == (None, why)
     install("vllm", "llama.cpp")
     standings = ServesPlan(plan).standings("demo", "sinkpi-slicing")
