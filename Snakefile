@@ -54,7 +54,9 @@ onstart:
         freeze_runtime(job.params.out, text)
     checked = {job.wildcards.run for job in planned["preflight_run"]}
     for stage in (each for each in PLAN.configs if each[0] in checked):
-        freeze_runtime(paths.stage_folder(*stage), PLAN.stage_yaml(*stage, "runtime"))
+        folder = paths.stage_folder(*stage)
+        if not Path(folder, "checkpoint.json").exists():
+            freeze_runtime(folder, PLAN.stage_yaml(*stage, "runtime"))
     for job in planned["build_states"]:
         STATES.freeze(job.params.out)
     note_controller(Path.cwd(), slurm=slurm)

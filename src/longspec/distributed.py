@@ -14,6 +14,7 @@ from longspec import shown
 PR_SET_PDEATHSIG = 1
 # Port 0: the store takes one that is free at the moment in which it begins to listen.
 GPUS_GIVEN = "LONGSPEC_GPUS_GIVEN"  # variable of a Slurm job's ranks: the GPUs of each node as Slurm was asked for them
+ON_PROCESSORS = "LONGSPEC_ON_PROCESSORS"  # variable of a user's: jobs compute on processors, whatever they were given
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 

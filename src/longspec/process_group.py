@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from longspec.distributed import GPUS_GIVEN, Ranks
+from longspec.distributed import GPUS_GIVEN, ON_PROCESSORS, Ranks
 
 Value = TypeVar("Value")
 
@@ -18,12 +18,12 @@ Value = TypeVar("Value")
 def own_device(ranks: Ranks) -> torch.device:
     """Return this rank's GPU; the CPU where there are none.
 
-    Raises ValueError where the job was given GPUs and a torch for GPUs sees none.
+    Raises ValueError where the job was given GPUs and torch sees none.
     """
-    if os.environ.get(GPUS_GIVEN) and torch.version.cuda and not torch.cuda.is_available():
+    if os.environ.get(GPUS_GIVEN) and not torch.cuda.is_available():
         raise ValueError(
             f"{socket.gethostname()}: the job was given GPUs ({os.environ[GPUS_GIVEN]}), and torch sees none; look at this "
-            "node's driver"
+            f"node's driver and at the build of torch, or set {ON_PROCESSORS}=1 where the jobs start"
         )
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
 

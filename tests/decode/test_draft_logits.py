@@ -186,7 +186,7 @@ def begin(case: Any, prompts: list[list[int]]) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize(("shape", "rows"), [((1,) * 4, ROWS[:1]), ((3, 5, 4), ROWS)])
+@pytest.mark.parametrize(("shape", "rows"), [((1,) * 4, ROWS[:1]), ((1,) * 4, (2,)), ((3, 5, 4), ROWS)])
 def test_draft_logits_in_decoding_are_those_of_training(case: Any, shape, rows) -> None:
     """Every node at depth d equals the training forward over its own path with lag d + 1 (GLIDE), or step d of the chain from
     the root's slot along its path (EAGLE-3), or slot d + 1 of the root's block (DFlash), through windows and rejections.

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from longspec.atomic_files import write_text
+from longspec.distributed import ON_PROCESSORS
 from longspec.train.checkpoint.save_load import draft_state_dict
 from longspec.train.metrics import whole_lines
 from tests.workflow.planning import Workflow
@@ -48,8 +49,8 @@ class Submitted(Workflow):
         write_text(self.folder / "pace", f"{seconds}")
 
     def environment(self) -> dict[str, str]:
-        """The copy's own code, in its jobs too."""
-        return os.environ | {"PYTHONPATH": f"{self.folder / 'src'}:{self.folder}"}
+        """The copy's own code, in its jobs too, whose GPUs are declared and not there."""
+        return os.environ | {ON_PROCESSORS: "1", "PYTHONPATH": f"{self.folder / 'src'}:{self.folder}"}
 
     def start(self, *wanted: str) -> "subprocess.Popen[str]":
         """Snakemake on the cluster, in a session of its own as on a login node; it wants the stage unless told else."""

@@ -84,7 +84,10 @@ def test_an_evaluation_on_two_ranks_asks_for_two_gpus(slurm: Path, built: Workfl
     words = asked(slurm)
     assert {"--gres=gpu:2", "--cpus-per-task=8"} <= set(words)
     assert dict(pairwise(words))["-p"] == "gpu"
-    assert "longspec.cluster launch --plain --ranks 2 --cpus 8 --gres=gpu:2 -- longspec.measure evaluate " in done.stdout + done.stderr
+    assert (
+        "longspec.cluster launch --plain --ranks 2 --cpus 8 --gres=gpu:2 -- longspec.measure evaluate "
+        in done.stdout + done.stderr
+    )
 
 
 def test_a_preempted_stage_is_tried_again_and_a_hopeless_one_is_not(

@@ -139,12 +139,13 @@ def make(
 
 def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
     """Return the names under which a server may have the target: its source's, its folder's, and those that have answered."""
-    source = str(read_json(target)["source"])
+    source, hashed = str(read_json(target)["source"]), sha256_file(target)
     source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
     names = [Path(source).name, "/".join(folder.parts[-2:])]
     for journal in sorted(answers.glob(f"*/{JOURNAL}")):
-        with suppress(OSError, ValueError, KeyError), journal.open(encoding="utf-8") as lines:
-            names.append(json.loads(next(lines, ""))["identity"][SERVED])
+        with suppress(OSError, ValueError, KeyError, TypeError), journal.open(encoding="utf-8") as lines:
+            made_with = json.loads(next(lines, ""))["identity"]
+            names += [made_with[SERVED]] if made_with["target"] == hashed else []
     return list(dict.fromkeys(names))
 
 

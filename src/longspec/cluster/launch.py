@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TextIO
 
 from longspec.cluster.attempt_logs import last_words, new_log
-from longspec.distributed import GPUS_GIVEN, die_with_parent
+from longspec.distributed import GPUS_GIVEN, ON_PROCESSORS, die_with_parent
 from longspec.shown import at_least, one_line
 from longspec.slurm import NoAnswerError, answer_of, ask_patiently, own_job, squeue
 
@@ -136,7 +136,7 @@ def main(argv: list[str]) -> int:
         return 1
     threads = str(max(1, options.cpus * options.tasks // options.ranks))
     environment = os.environ | {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    if own_job() and "gpu" in options.gres:
+    if own_job() and "gpu" in options.gres and not os.environ.get(ON_PROCESSORS):
         environment[GPUS_GIVEN] = options.gres
     if options.plain and options.ranks * options.nodes == 1:
         os.execve(sys.executable, [sys.executable, "-m", *options.module], environment)

@@ -241,6 +241,8 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     findings = {"versions": check_versions(facts), "gpus": gpus, "all-reduce": worst(told, facts)}
     device = own_device(ranks) if gpus.level != FAIL else torch.device("cpu")
     findings |= check_needs(options.target, facts, stages, device, options.out)
+    if gpus.level == FAIL:
+        findings["memory"] = Finding(WARN, "not run: GPUs are missing")
     return concluded(options.report, facts, findings)
 
 

@@ -23,7 +23,7 @@ from longspec.decode.speculate import speculate
 from longspec.models.target import group_of, tensor_of_first_rank
 
 ROUNDS = 3  # timed at once, behind one that takes the prompts in
-ROUNDS_OF_BUDGET = 12  # of trees that differ in size from round to round, and learn how far a draft is right
+ROUNDS_OF_BUDGET = 8  # of trees that differ in size from round to round, and learn how far a draft is right
 REPEATS = 2  # of the whole
 OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
 
@@ -47,8 +47,10 @@ class Way:
 
 def nodes_of(drafter: Drafter) -> int:
     """Count the most tokens that a measurement puts behind the prompts, by prompt lookup alone too."""
-    trees = [max(depth_of(each.levels), each.copied) for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
-    return (ROUNDS + 1) * (max(LONGEST, *trees, 0) + drafter.copied + 1)
+    trees = [each for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
+    deepest = max(LONGEST, 0, *(max(depth_of(each.levels), each.copied) for each in trees))
+    budgets = (_rounds_of(each.levels) * (depth_of(each.levels) + drafter.copied + 1) for each in trees)
+    return max((ROUNDS + 1) * (deepest + drafter.copied + 1), *budgets, 0)
 
 
 def _rounds_of(shape: Shape) -> int:
@@ -187,7 +189,7 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
         if len(marks) == _rounds_of(shape) + 2:
             raise _EnoughError
 
-    most = max(nodes_of(drafter), (_rounds_of(shape) + 1) * (depth_of(shape) + drafter.copied + 1)) + 2
+    most = max(nodes_of(drafter), (_rounds_of(shape) + 1) * (depth_of(shape) + drafter.copied + 1)) + 2  # never reached
     draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's stay as they are
     try:
         speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark, generator=draws, **sampling)

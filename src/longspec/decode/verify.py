@@ -73,18 +73,16 @@ def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accep
 
 
 def _along_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
-    """Follow the rule of _chosen greedily, at all nodes at once: a node stays if it and all above it are what the target says.
-
-    Of siblings that hold the same token, below which the keys are the same too, the first one stands for both.
-    """
+    """Follow the rule of _chosen greedily, at all nodes at once: one stays if it and all above it are what the target says."""
     tokens_BS = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     said_BS = tokens_BS.gather(1, tree.parents_BS.clamp_min(0)) == tree.tokens_BS
     said_BS[:, 0] = True  # the root
     stays_BS = (said_BS[:, None] | ~tree.seen_BSS).all(dim=-1)
+    deepest_B = (stays_BS * (tree.depths_S + 1)).argmax(dim=-1)
+    above_BS = tree.seen_BSS[torch.arange(len(deepest_B), device=deepest_B.device), deepest_B]
     depths_E1 = torch.arange(tree.depth + 1, device=tokens_BS.device)[:, None]
-    stays_BES = stays_BS[:, None] & (tree.depths_S == depths_E1)
-    path_BE = stays_BES.int().argmax(dim=-1)
-    return Acceptance(path_BE, stays_BES.any(dim=-1).sum(dim=1) - 1, tokens_BS.gather(1, path_BE))
+    path_BE = (above_BS[:, None] & (tree.depths_S == depths_E1)).int().argmax(dim=-1)
+    return Acceptance(path_BE, tree.depths_S[deepest_B], tokens_BS.gather(1, path_BE))
 
 
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
