@@ -44,10 +44,12 @@ onstart:
     with one_line_errors():
         given = workflow.rerun_triggers != RerunTrigger.all()
         check_call(sys.argv, SET_RESOURCES, policy=given, slurm=slurm)
-        NEEDS.check_shares({stage: PLAN.configs[stage] for stage in (asked_stage(job.wildcards) for job in planned["train"])})
+        stages = [asked_stage(job.wildcards) for job in planned["train"]]
+        NEEDS.check_shares({stage: PLAN.configs[stage] for stage in stages})
         for job in set(workflow.dag.jobs).difference(needed):
+            # Each job that trains gets its runtime.yaml anew.
             if job.rule.name in ("stage_config", "build_config"):
-                if not job.output[0].endswith("runtime.yaml"):  # which each job that trains gets anew
+                if not job.output[0].endswith("runtime.yaml"):
                     check_frozen(job.output[0], job.params.text)
     for job in planned["train"]:
         text = PLAN.stage_yaml(*asked_stage(job.wildcards), "runtime")
