@@ -47,14 +47,13 @@ class Way:
 
 def nodes_of(drafter: Drafter) -> int:
     """Count the most tokens that a measurement puts behind the prompts, by prompt lookup alone too."""
-    trees = [each for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
-    deepest = max(LONGEST, 0, *(max(depth_of(each.levels), each.copied) for each in trees))
-    budgets = (_rounds_of(each.levels) * (depth_of(each.levels) + drafter.copied + 1) for each in trees)
-    return max((ROUNDS + 1) * (deepest + drafter.copied + 1), *budgets, 0)
+    trees = [each.levels or each.copied for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
+    return max(_rounds_of(shape) * (depth_of(shape) + drafter.copied + 1) for shape in (LONGEST, *trees))
 
 
 def _rounds_of(shape: Shape) -> int:
-    return ROUNDS_OF_BUDGET if isinstance(shape, Budget) else ROUNDS
+    """Return how many rounds are timed at once, and the one before them."""
+    return 1 + (ROUNDS_OF_BUDGET if isinstance(shape, Budget) else ROUNDS)
 
 
 class _EnoughError(Exception):
@@ -186,10 +185,10 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
     def mark(row: int, tokens: list[int]) -> None:
         if row == 0:
             marks.append(time.perf_counter())
-        if len(marks) == _rounds_of(shape) + 2:
+        if len(marks) == _rounds_of(shape) + 1:
             raise _EnoughError
 
-    most = max(nodes_of(drafter), (_rounds_of(shape) + 1) * (depth_of(shape) + drafter.copied + 1)) + 2  # never reached
+    most = max(nodes_of(drafter), _rounds_of(shape) * (depth_of(shape) + drafter.copied + 1)) + 2  # never reached
     draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's stay as they are
     try:
         speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark, generator=draws, **sampling)
