@@ -12,7 +12,7 @@
 # make chaos MOMENTS=300   a small run of the whole graph, killed and damaged at so many random moments
 #
 # make status     all stages: steps, speed, time left, last checkpoint, Slurm job
-# make preflight  on the cluster's nodes, in minutes: what a job of days needs
+# make preflight RUN=mine.yaml    on the cluster's nodes, in minutes: what a job of days needs; without RUN of the demo
 # make resume     after the controlling Snakemake was killed: wait for its Slurm jobs, unlock, go on
 #                 (CANCEL=1: cancel them; GONE=1: it ran on another machine and is gone for sure)
 #
@@ -142,7 +142,7 @@ status:
 	@python -m longspec.cluster status
 
 preflight:
-	$(CLUSTER_ENV) snakemake --profile slurm preflight
+	$(CLUSTER_ENV) snakemake --profile slurm preflight $(if $(RUN),--config run=$(RUN))
 
 resume:
 	$(CLUSTER_ENV) python -m longspec.cluster resume $(if $(CANCEL),--cancel) $(if $(GONE),--gone)

@@ -8,8 +8,11 @@ from snakemake.resources import Resource
 from longspec.workflow.jobs.resources import (
     STAGE_THREADS,
     StageNeeds,
+    check_gres,
+    gpus_here,
     gpus_in,
     limits_of,
+    ranks_for,
 )
 
 # What the profile sets, by rule. Snakemake (9.27) has no public name for it; not reported.
@@ -17,10 +20,18 @@ SET_RESOURCES = workflow.resource_settings._parsed_overwrite_resources
 GIVEN = SET_RESOURCES.get("train", {})
 with one_line_errors():
     LIMITS = limits_of({name: str(value.raw) for name, value in GIVEN.items()})
+    for rule_name, block in SET_RESOURCES.items():
+        if "gres" in block:
+            check_gres(rule_name, str(block["gres"].raw))
 NEEDS = StageNeeds(LIMITS)
 if workflow.is_main_process:
     for line in NEEDS.missing(PLAN.configs):
         logger.warning(line)
+    most = 1 if "ranks" in GIVEN else ranks_for(PLAN.configs.values(), gpus_here())
+    if most > 1:
+        logger.warning(
+            f"a stage takes 1 of the {gpus_here()} GPUs here; {most} by --set-resources train:ranks={most} (docs/one-box.md)"
+        )
 
 
 def asked_stage(wildcards):

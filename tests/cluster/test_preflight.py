@@ -107,7 +107,8 @@ def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "join", lambda ranks, minutes: CPU)
-    monkeypatch.setattr(dist, "all_reduce", lambda vector: None)  # adds nothing up
+    monkeypatch.setattr(dist, "new_group", lambda **options: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda vector, group=None: None)  # adds nothing up
     found = preflight.all_reduce(Ranks(1, 1, 2), 1)
     assert (found.level, found.found) == (FAIL, "999 of 1000 sums over all ranks are wrong")
 
@@ -169,7 +170,7 @@ def test_the_rule_checks_all_stages_of_a_run_as_they_will_be_started_and_each_ti
     )
     write_text(tmp_path / "models/demo/target_manifest.json", "{}")
     until = ["--allowed-rules", "preflight", "preflight_run", "stage_config"]
-    gres = ["--set-resources", "preflight_run:gres='nvme:2,gpu:a100_80gb:2'"]
+    gres = ["--set-resources", "preflight_run:gres='gpu:a100_80gb:2'"]
     report = tmp_path / "results/demo/preflight.json"
     for more, gpus in (([], 0), (gres, 2)):
         assert "rule preflight_run:" in workflow.output("preflight", "--cores=1", *until, *more)

@@ -228,8 +228,8 @@ UNREAD: dict[str, pa.Array] = {
     "seen": pa.array([0, 1], pa.timestamp("ns")),
     "price": pa.array([1, 2]).cast(pa.decimal128(25, 2)),
     "until": pa.array([10**9] * 2, pa.int32()).cast(pa.date32()),  # beyond the years of datetime
-    "image": pa.array([{"bytes": b"\xff", "path": "p"}] * 2),
 }
+IMAGE = pa.array([{"bytes": b"\xff", "path": "p"}] * 2)
 BROKEN: dict[str, pa.Array] = {
     "score": pa.array([float("nan"), 0.5]),
     "scores": pa.array([[0.5, float("inf")], [0.5]]),
@@ -245,12 +245,37 @@ def make_parquet(folder: Path, table: dict[str, Any], **settings: Any) -> dict[s
 
 
 def test_what_json_cannot_hold_is_left_out_and_counted_by_column(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    manifest = make_parquet(tmp_path, {"text": ["a", "b"], "id": [1, 2], **UNREAD, **BROKEN})
+    manifest = make_parquet(tmp_path, {"text": ["a", "b"], "id": [1, 2], "image": IMAGE, **UNREAD, **BROKEN})
     assert (manifest["records"]["train"], manifest["records"]["rejected"]) == (2, 0)
     good = {name: column[1].as_py() for name, column in BROKEN.items()}
-    assert rows(tmp_path / "raw", "train") == [{"text": "a", "id": 1}, {"text": "b", "id": 2, **good}]
-    for name in UNREAD | BROKEN:
-        assert f"column {name} left out of {2 if name in UNREAD else 1} records" in caplog.text
+    image = {"image": {"path": "p"}}
+    assert rows(tmp_path / "raw", "train") == [{"text": "a", "id": 1} | image, {"text": "b", "id": 2, **image, **good}]
+    for name in ("image", *UNREAD, *BROKEN):
+        assert f"column {name} left out of {1 if name in BROKEN else 2} records" in caplog.text
+
+
+def test_messages_in_parquet_lose_their_times_and_the_fields_of_other_records_alone(tmp_path: Path) -> None:
+    """Parquet has one type for all calls of a column, so that each call has every other tool's arguments, as nulls."""
+    call = pa.struct({"name": pa.string(), "arguments": pa.struct({"city": pa.string(), "unit": pa.string()})})
+    turn = pa.struct({"role": pa.string(), "content": pa.string(), "at": pa.timestamp("us"), "tool_calls": pa.list_(call)})
+    asked = {"role": "user", "content": "How warm?", "at": 1_700_000_000_000_000}
+    told = {"role": "assistant", "tool_calls": [{"name": "look", "arguments": {"city": "Rome"}}]}
+    make_parquet(
+        tmp_path, {"conversation": pa.array([[asked, told]], pa.list_(turn)), "seen": pa.array([0], pa.timestamp("s"))}
+    )
+    [row] = rows(tmp_path / "raw", "train")
+    assert row == {"conversation": [{"role": "user", "content": "How warm?"}, told]}
+
+
+def test_messages_may_be_json_text(tmp_path: Path) -> None:
+    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    (tmp_path / "in.jsonl").write_text(
+        "".join(jsonl.encode({"messages": text}) + "\n" for text in (json.dumps(chat), "no JSON"))
+    )
+    raw.make("d", {"source": str(tmp_path / "in.jsonl"), "held_out": 0, "max_rejected": 0.5}, tmp_path / RAW)
+    assert len(rows(tmp_path / "raw", "train")) == 1
+    [reject] = rows(tmp_path / "raw", "rejects")
+    assert (reject["line"], reject["field"]) == (2, "messages")
 
 
 def test_a_record_that_needs_such_a_cell_is_rejected_with_what_it_holds(tmp_path: Path) -> None:

@@ -71,6 +71,18 @@ def turns(count: int, answered: bool) -> list[dict[str, Any]]:
     return made
 
 
+def test_of_a_mixed_data_set_conversations_are_asked_and_texts_are_cut(tmp_path: Path, tokenizer: Any) -> None:
+    """Whichever stands first: each record is taken by its own kind."""
+    task = HeldOut("d", (8, 150), 24, whole_questions="auto")
+    for mixed in (texts(40) + turns(40, answered=True), turns(40, answered=True) + texts(40)):
+        manifest = write_raw(tmp_path, mixed)
+        held_out = [json.loads(line) for line in (manifest.parent / "held_out.jsonl").read_text().splitlines()]
+        prompts = draw_prompts("short", task, manifest, 100, tokenizer, seed=1)
+        asked = {each.record for each in prompts if "messages" in held_out[each.record]}
+        assert len(prompts) == len({each.record for each in prompts})
+        assert 8 < len(asked) < len(prompts) - 8
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_whole_questions_are_what_the_template_makes_of_them(tmp_path: Path, tokenizer: Any, answered: bool) -> None:
     """The prompt is that of transformers' own chat template, of a conversation with answers or without."""

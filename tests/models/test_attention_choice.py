@@ -67,7 +67,10 @@ def test_trees_take_the_fastest_that_is_there(monkeypatch: pytest.MonkeyPatch, d
 def test_a_missing_backend_names_the_line_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flash=False, triton=False)
     q = torch.randn(1, 1, 4, 8)
-    told = ("runtime.attention: flash_attention_2", "pip install '.[gpu]' --no-build-isolation")
+    told = (
+        "runtime.attention: flash_attention_2",
+        "pip install wheel ninja packaging && pip install -c constraints.txt --no-build-isolation flash-attn",
+    )
     with refused(*told):
         choose(FLASH, CUDA, torch.bfloat16, 16)
     with refused(*told):
@@ -82,7 +85,7 @@ def test_another_flash_attn_is_refused_with_its_version(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     assert flash.package() is flash_stand_in
     package.__version__ = "2.7.4.post1"
-    with refused("runtime.attention: flash-attn 2.7.4.post1", "2.8", "pip install '.[gpu]'"):
+    with refused("runtime.attention: flash-attn 2.7.4.post1", "2.8", "--no-build-isolation flash-attn"):
         choose(FLASH, CUDA, torch.bfloat16, 16)
 
 

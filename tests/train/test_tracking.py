@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -149,15 +150,34 @@ def test_a_failing_tracker_costs_its_numbers_alone(
     assert capsys.readouterr().out.count("ConnectionError: no route to host") == 1  # the first
 
 
-def test_an_upload_that_never_ends_is_given_up(
+def test_a_service_that_is_down_ends_the_first_start_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A job of days goes on without it, and knows the run's name the next time."""
+
+    def down(*_: Any) -> Any:
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setitem(services.TRACKERS, "tensorboard", down)
+    with refused("runtime.report_to: tensorboard", "ConnectionError", "runtime.tracker_mode: offline"):
+        Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
+        all_of.log(rows(5, 5)[0])
+        assert (all_of.trackers, all_of.ids) == ({}, {"tensorboard": "id1"})
+    assert "no route to host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("limit", ["FINISH_SECONDS", "FINISH_AFTER_FAULT"])
+def test_an_upload_that_never_ends_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: str
+) -> None:
     use(monkeypatch)
-    monkeypatch.setattr(services, "FINISH_SECONDS", 0.2)
+    monkeypatch.setattr(services, limit, 0.2)
     monkeypatch.setattr(Standin, "finish", lambda self, failed: time.sleep(60))
     began = time.monotonic()
-    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}):
-        pass
+    with suppress(KeyError), Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}):
+        if limit == "FINISH_AFTER_FAULT":
+            raise KeyError("the training itself fails")
     assert time.monotonic() - began < 30
     assert "TimeoutError: not done after 0.2 s" in capsys.readouterr().out
 

@@ -1,12 +1,27 @@
 """What a stage's job asks a cluster for, by the profile's limits; without Snakemake."""
 
+from copy import deepcopy
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from snakemake_executor_plugin_slurm.utils import set_gres_string
+from snakemake_interface_common.exceptions import WorkflowError
 
 from longspec.config import compose_stage
-from longspec.workflow.jobs.resources import Limits, StageNeeds, check_call, gpus_in, limits_of, with_gpus
+from longspec.workflow.jobs.resources import (
+    Limits,
+    StageNeeds,
+    check_call,
+    check_gres,
+    gpus_here,
+    gpus_in,
+    limits_of,
+    ranks_for,
+    with_gpus,
+)
 from tests.refusals import refused
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240)
@@ -46,12 +61,23 @@ def test_a_call_that_takes_the_place_of_a_profiles_settings_is_refused() -> None
             check_call(["--profile", "slurm", "--profile", "mine"], given, policy=True, slurm=True)
 
 
-GPUS = [("", 0), ("gpu", 1), ("gpu:8", 8), ("gpu:h100:4", 4), ("nvme:2,gpu:a100_80gb:2", 2), ("shard:3", 0)]
+GPUS = {"": 0, "gpu": 1, "gpu:8": 8, "gpu:h100:4": 4, "gpu:a100_80gb:2": 2, "gpu:a100": 1, "shard:3": 0}
+REFUSED = ("gpu:h100:8(S:0-1)", "nvme:2,gpu:2", "gpu:a100-sxm4-80gb:8", "gpu:8 ", "gpu:")
 
 
-@pytest.mark.parametrize(("gres", "gpus"), GPUS)
-def test_gpus_are_read_from_slurms_words(gres: str, gpus: int) -> None:
-    assert gpus_in(gres) == gpus
+@pytest.mark.parametrize("gres", [*GPUS, *REFUSED])
+def test_gpus_are_read_from_words_that_the_executor_takes(gres: str) -> None:
+    """Of others the plugin of Snakemake would fail each job, before Slurm hears of it."""
+    job: Any = SimpleNamespace(resources=SimpleNamespace(gres=gres, get=lambda name: gres if name == "gres" else None))
+    if gres in REFUSED:
+        with pytest.raises(WorkflowError):
+            set_gres_string(job)
+        with refused(f"set-resources: evaluate: gres: {gres}", "constraint"):
+            check_gres("evaluate", f"'{gres}'")
+    else:
+        assert gpus_in(gres) == GPUS[gres]
+        assert set_gres_string(job) == (f" --gres={gres}" if gres else "")
+        check_gres("evaluate", f"'{gres}'")
 
 
 @pytest.mark.parametrize(
@@ -93,21 +119,38 @@ def test_a_batch_that_its_processes_cannot_share_is_refused_with_what_they_can(
     needs.check_shares(stages)
 
 
+@pytest.mark.parametrize(
+    ("rows", "wanted", "ranks"), [((8,), None, 4), ((8, 64), None, 4), ((2,), None, 2), ((6, 12), None, 6), ((64,), 2, 2)]
+)
+def test_a_machine_without_a_profile_tells_how_many_of_its_gpus_share_every_batch(
+    config: Any, tmp_path: Path, rows: tuple[int, ...], wanted: int | None, ranks: int
+) -> None:
+    stages = []
+    for batch in rows:
+        stages.append(deepcopy(config))
+        OmegaConf.set_readonly(stages[-1], False)
+        stages[-1].recipe.global_batch, stages[-1].runtime.ranks = batch, wanted
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidia3", "nvidia10", "nvidia12", "nvidiactl", "nvidia-uvm"):
+        (tmp_path / name).touch()
+    assert ranks_for(stages, gpus_here(tmp_path, {})) == ranks
+    assert [gpus_here(tmp_path, {"CUDA_VISIBLE_DEVICES": text}) for text in ("", "2,3", "GPU-5f")] == [0, 2, 1]
+
+
 def test_a_smaller_job_asks_for_a_gpu_a_process_and_two_tasks(config: Any) -> None:
     """The executor starts no job by srun that has one task a node."""
     OmegaConf.set_readonly(config, False)
     config.recipe.global_batch, config.runtime.ranks = 64, None
     needs = StageNeeds(LIMITS)
-    given = {"nodes": "1", "ranks": "8", "tasks_per_node": "16", "gres": "'gpu:h100:8,nvme:1'"}
+    given = {"nodes": "1", "ranks": "8", "tasks_per_node": "16", "gres": "'gpu:h100:8'"}
 
     def asked() -> dict[str, Any]:
         return {name: needs.share(name, given[name], config) for name in needs.SHARED}
 
-    assert asked() == {"nodes": 1, "ranks": 8, "tasks_per_node": 16, "gres": "gpu:h100:8,nvme:1"}
+    assert asked() == {"nodes": 1, "ranks": 8, "tasks_per_node": 16, "gres": "gpu:h100:8"}
     assert needs.memory(config) == 900_000
     config.runtime.ranks = 4
-    assert asked() == {"nodes": 1, "ranks": 4, "tasks_per_node": 4, "gres": "gpu:h100:4,nvme:1"}
+    assert asked() == {"nodes": 1, "ranks": 4, "tasks_per_node": 4, "gres": "gpu:h100:4"}
     config.recipe.states.source, config.runtime.ranks = "offline", None
-    assert asked() == {"nodes": 1, "ranks": 1, "tasks_per_node": 2, "gres": "gpu:h100:1,nvme:1"}
+    assert asked() == {"nodes": 1, "ranks": 1, "tasks_per_node": 2, "gres": "gpu:h100:1"}
     assert needs.memory(config) == 112_500
     assert [with_gpus(gres, 2) for gres in ("gpu", "gpu:a100", "gpu:8")] == ["gpu:2", "gpu:a100:2", "gpu:2"]

@@ -79,7 +79,7 @@ class Client:
             base_url=self.address,
             api_key=server_key() or NO_KEY,
             max_retries=settings.tries - 1,
-            timeout=settings.timeout,
+            timeout=settings.seconds,
             http_client=openai.DefaultHttpxClient(trust_env=target is not None),  # a proxy knows no server of this machine
         )
 
@@ -153,6 +153,8 @@ class Client:
                 fix = f"correct regenerate.endpoint or served_model, or set {KEY}"
                 raise HopelessError(f"{self.address}: {_shown(error)}; {fix}") from None
             raise FailedError(f"{self.address}: {_shown(error)}") from None
+        except openai.APITimeoutError:
+            raise FailedError(f"{self.address}: no whole answer in time; raise regenerate.timeout") from None
         except openai.APIConnectionError as error:
             raise FailedError(f"{self.address}: {_shown(f'{error} {error.__cause__}')}") from None
         except ValidationError as error:

@@ -252,9 +252,16 @@ class Asker:
         text = str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         control = next((self._special[token] for token in said if token in self._special), None)
         fault = f"{HOLDS} {control}" if control is not None else ""
+        if max(tokens) >= len(self.tokenizer):  # a padding row of the target's embedding
+            fault = "the answer holds a token that the tokenizer does not know"
         if not fault and TORN in text.rstrip(TORN):
             fault = "the answer holds bytes that are no text"
         return Answer(text, len(tokens), cut=not ended, fault=fault, ids=tuple(tokens))
+
+
+def hashes_of(raw: dict[str, Any]) -> dict[str, str]:
+    """Return the hashes of a raw manifest's records; how they were come by decides no answer."""
+    return {name: raw["files"][f"{name}.jsonl"]["sha256"] for name in FILES}
 
 
 def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN
+from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN, hashes_of
 from longspec.answers.settings import JOURNAL, SERVED
-from longspec.atomic_files import checked_manifest, describe_files, read_json, sha256_file, write_json
+from longspec.atomic_files import checked_manifest, describe_files, read_json, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.records import ANSWER_IDS, BESIDE
 
@@ -49,7 +49,7 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     """Return the shards' manifests. Raises ValueError unless they are all shards of one making, of these records, and whole."""
     manifests = [checked_manifest(path) for path in shards]
-    wanted = manifests[0] | {"raw": sha256_file(raw)}
+    wanted = manifests[0] | {"raw": hashes_of(read_json(raw))}
     for path, manifest in zip(shards, manifests, strict=True):
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
             if manifest.get(key) != wanted.get(key):

@@ -17,6 +17,7 @@ LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
 BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
+SHORTEST_WAIT, SLOWEST = 600.0, 5.0  # seconds, and tokens a second of an answer, that a server has when no timeout is given
 # In a shard's folder: a line for each record that is done; what the server prints that the job has started; the key under which
 # a shard says what its server calls the model that answered.
 JOURNAL, PRINTED, SERVED = "journal.jsonl", "server.log", "served_model"
@@ -66,7 +67,16 @@ class Regenerate(Known):
     server_minutes: Annotated[Number, Field(gt=0, le=1440), means("the minutes in which the server must begin to answer")] = 30
     requests: Annotated[Whole, Field(ge=1, le=10000), means("the number of requests at a time")] = 32
     tries: Annotated[Whole, Field(ge=1, le=100), means("the tries of a request")] = 6
-    timeout: Annotated[Number, Field(gt=0, le=86400), means("the seconds after which a silent request is tried again")] = 600
+    timeout: Annotated[
+        Number | None,
+        Field(gt=0, le=86400),
+        means("the seconds of a request, queue included; null: 600, or new_tokens / 5"),
+    ] = None
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds after which a request without its whole answer is tried again."""
+        return self.timeout or max(SHORTEST_WAIT, self.new_tokens / SLOWEST)
 
 
 def parse(name: str, given: dict[str, Any]) -> Regenerate:

@@ -15,7 +15,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers import client, server
-from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation
+from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation, hashes_of
 from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.atomic_files import checked_folder, checked_manifest, describe_files, read_json, sha256_file, write_json
 from longspec.config.names import HUB_PREFIX, hub_source
@@ -117,7 +117,7 @@ def make(
         join_ranks(ranks)
     dataset = checked_manifest(raw)
     folder = Path(checked_folder(target))
-    made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": sha256_file(raw)}
+    made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": hashes_of(dataset)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
     endpoint = None  # where this job computes, or starts a server
     if settings.endpoint is not None:

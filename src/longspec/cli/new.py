@@ -7,15 +7,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from shlex import join
-from typing import Any
 
 import torch
 import yaml
 
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
-from longspec.config import CONFIG_DIR, processes_of
-from longspec.config.names import HUB_PREFIX, is_gguf
+from longspec.config import CONFIG_DIR
+from longspec.config.names import HUB_PREFIX, checked_name, is_gguf
 from longspec.config.run_file import SUFFIX
 from longspec.config.target_facts import facts_of
 from longspec.data.raw import is_hub, is_made
@@ -24,18 +23,18 @@ from longspec.engines import VLLM
 from longspec.shown import duration
 from longspec.train.estimate.memory import estimate, gib, memory_of, peak
 from longspec.train.estimate.plan import TYPICAL_FLOPS, plan_stage, read_target, whole_rows
-from longspec.workflow.jobs.resources import STAGE_THREADS
+from longspec.workflow.jobs.resources import STAGE_THREADS, ranks_for
 
 TEMPLATE = """\
 # yaml-language-server: $schema={schema}
 # {comment}
 # All keys: docs/configuration.md. What would run: longspec plan {file}
-# Train it: longspec train {file}; by several GPUs: docs/one-box.md
+# Train it: longspec train {file}; on several GPUs: docs/one-box.md
 target: {target}
 data: {{{name}: {data}}}
 method: {method}
 # recipe: {{epochs: 10, optimizer: {{lr: 1.0e-4}}, data: {{sequence_length: 4096}}}}
-# evaluation: {{new_tokens: 128}}
+# evaluation: {{prompts: 40, new_tokens: 24, shapes: [4]}}
 """
 PLAIN = ((".jsonl", ""), (".json", ""))  # kinds of files
 BYTES = 4  # of a token, before a tokenizer is asked
@@ -55,13 +54,14 @@ def run(options: argparse.Namespace) -> int:
     path = options.run
     if path.suffix != SUFFIX:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
+    checked_name(path.stem, key=f"{path}: a run has its file's name, and")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
     served = methods.settings_of(options.method).SERVED.get(VLLM)
     comment = "No engine loads this draft yet; transformers' generate and ours do."
     if served is not None:
         by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
-        comment = "vLLM and SGLang load this draft." if served.layout is None else by_plugin
+        comment = "vLLM loads this draft." if served.layout is None else by_plugin
     told = {
         "target": scalar(options.target),
         "name": scalar(f"{path.stem}-data"),
@@ -93,7 +93,7 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
     sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
     told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
     config, gpus = next(iter(plan_of(str(path)).configs.values())), torch.cuda.device_count()
-    ranks = ranks_for(config, gpus)
+    ranks = ranks_for([config], gpus)
     command = ["longspec", "train", str(path), *(["--set-resources", f"train:ranks={ranks}"] if ranks > 1 else [])]
     end, lines = f"train it: {join(command)}", [f"target: {facts.family}{told}"]
     files = [] if is_hub(data) or is_made(data) else source_files.files_of(data)
@@ -123,12 +123,6 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
         f"disk: {gib(planned.disk)} of checkpoints and draft, and about {gib(3 * size)} of tokens and rows",
         end,
     ]
-
-
-def ranks_for(config: Any, gpus: int) -> int:
-    """Return the processes that a stage is trained by: one, or as many of these GPUs as can share its batch."""
-    tried = (processes_of(config.recipe, config.runtime, 1, number)[1] for number in range(1, max(1, gpus) + 1))
-    return max(ranks for ranks in tried if config.recipe.global_batch % ranks == 0)
 
 
 def _machine(ranks: int, gpus: int) -> tuple[float, str]:

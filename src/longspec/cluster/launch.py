@@ -99,8 +99,9 @@ def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "s
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, pass_on)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # under nohup
+            signal.signal(number, pass_on)
     return process
 
 

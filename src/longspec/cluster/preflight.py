@@ -35,7 +35,7 @@ from longspec.train.trackers import is_installed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "tokenizers", "numpy", "flash-attn")
-NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME (GLOO_SOCKET_IFNAME on CPUs)"
+NETWORK = "NCCL_DEBUG=INFO tells the way that is taken; name the network with NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME"
 EXACT = 1000  # elements whose sum is checked
 BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
 
@@ -95,6 +95,9 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
     device = join(ranks, minutes)
+    # Beside it a stage has such a group for what its ranks agree on.
+    control = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
+    dist.all_reduce(torch.ones(1), group=control)
     vector = torch.arange(EXACT, device=device) * (ranks.rank + 1)
     dist.all_reduce(vector)
     world_size = ranks.world_size

@@ -68,7 +68,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if arguments.verb == "vocabulary":
         return draft_vocabulary.make(arguments.packed, arguments.target, arguments.size, arguments.ids_of, arguments.out)
     made = packing.make(arguments.tokens, arguments.length, arguments.collation, arguments.overlong, arguments.out)
-    return {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
+    told = {key: made[key] for key in ("rows", "documents", "pieces", "tokens", "cut_tokens", "padding_share", "labels")}
+    return told | {"warning": packing.without_labels_warning(made)}
 
 
 def main() -> None:

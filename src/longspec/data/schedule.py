@@ -136,14 +136,14 @@ class TrainedRows:
         Raises ValueError, with the file, for rows without a trained token, and when the own rows do not fill a global batch.
         """
         num_rows = [len(rows) for rows in self.sources]
-        if len(self.sources) == 1:
-            return Schedule(num_rows, [1.0], global_batch_size, seed)
         for rows in self.sources:
             if not rows.manifest["labels"]:
                 raise ValueError(
-                    f"{rows.path}: no token of it is trained in the collation {rows.manifest['collation']}, so it has no share "
-                    "of them; leave it out of recipe.data.name or recipe.data.replay, or choose another recipe.data.collation"
+                    f"{rows.path}: no token of it is trained in the collation {rows.manifest['collation']}; leave it out of "
+                    "recipe.data.name or recipe.data.replay, or choose another recipe.data.collation or recipe.data.overlong"
                 )
+        if len(self.sources) == 1:
+            return Schedule(num_rows, [1.0], global_batch_size, seed)
         wanted = chances(num_rows, [rows.manifest["labels"] for rows in self.sources], shares)
         return Schedule(num_rows, wanted, global_batch_size, seed, len(self.own))
 

@@ -40,25 +40,29 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     """Draw `count` prompts of a task, a function of (seed, name) alone.
 
     Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
-    questions, each of another record, as the task says. Raises ValueError when no held-out record is long enough.
+    questions, each of another record, as the task says: by AUTO of conversations alone. Raises ValueError when no held-out
+    record is long enough.
     """
     generator = np.random.default_rng([seed, *name.encode()])
     path, (shortest, longest) = checked_file(raw_manifest, "held_out.jsonl"), task.context
-    first = next(iter(jsonl.read(path)), None)
-    is_chat = first is not None and isinstance(to_messages_or_text(first, unanswered=True), Chat)
-    whole = task.whole_questions is True or (task.whole_questions == AUTO and is_chat)
-    encoder, candidates, refused = Encoder(tokenizer), list[tuple[int, Any]](), list[str]()
+    encoder, refused, whole = Encoder(tokenizer), list[str](), False
+    stretches, questions = list[tuple[int, Any]](), list[tuple[int, Any]]()
     for line, record in enumerate(jsonl.read(path)):
         try:
-            if not whole:
+            chat = task.whole_questions == AUTO and isinstance(to_messages_or_text(record, unanswered=True), Chat)
+            if whole := task.whole_questions is True or chat:
+                fitting = [ids for ids in _questions(encoder, record) if shortest <= len(ids) <= longest]
+                questions += [(line, fitting)] if fitting else []
+            else:
                 made = encoder.documents(record)[-1]
-                candidates += [(line, (made.ids, made.answer_mask.all()))] if len(made.ids) >= shortest + ROOM_AFTER else []
-            elif fitting := [ids for ids in _questions(encoder, record) if shortest <= len(ids) <= longest]:
-                candidates.append((line, fitting))
+                stretches += [(line, (made.ids, made.answer_mask.all()))] if len(made.ids) >= shortest + ROOM_AFTER else []
         except LayoutError as error:  # the chat template refuses it, as it does in training, where such are counted too
             refused.append(str(error))
     if refused:
         log(f"{path}: {len(refused)} held-out records left out: they cannot be laid out, such as: {refused[0]}")
+    if questions and stretches:
+        log(f"{name}: {len(questions)} conversations, of which questions are asked, and {len(stretches)} texts")
+    candidates = [*questions, *stretches]
     if not candidates:
         wanted = f"question has {shortest} to {longest}" if whole else f"record has {shortest + ROOM_AFTER}"
         raise ValueError(
@@ -66,12 +70,12 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
             + (f"; {len(refused)} cannot be laid out, such as: {refused[0]}" if refused else "")
         )
     order = generator.permutation(len(candidates))
-    if whole and len(order) < count:
-        log(f"{name}: {len(order)} questions of this length, fewer than the {count} prompts asked for; all are taken")
+    if questions and len(order) < count:
+        log(f"{name}: {len(order)} records of this length, fewer than the {count} prompts asked for; all are taken")
     prompts = []
-    for number in range(min(count, len(order)) if whole else count):
+    for number in range(min(count, len(order)) if questions else count):
         line, found = candidates[order[number % len(order)]]
-        if whole:
+        if order[number % len(order)] < len(questions):
             ids = found[int(generator.integers(len(found)))]
         else:
             ids_S, is_text = found

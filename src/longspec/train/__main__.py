@@ -71,7 +71,8 @@ def train_step(
         if stop.before_micro_batch():
             return None
         began = time.perf_counter()
-        batch = reader.take()
+        with non_retryable():
+            batch = reader.take()
         waited += time.perf_counter() - began
         labels = (batch["labels"][:, 1:] != NO_LABEL).sum()
         output = engine(**batch, num_labels=num_labels, with_llm_loss=measured)
@@ -120,9 +121,10 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint; slots that a node finds damaged may be
     # whole for the next one.
     found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
-    with non_retryable():
+    with non_retryable(unless=found is not None):
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
+    with non_retryable():
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         ways = FLOAT32_SUMS[job.recipe.optimizer.name]
@@ -134,7 +136,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         save_load.load(engine, folder / slot, resumed, ranks)
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     status.step, status.steps = step, steps
-    with non_retryable():
+    with non_retryable(unless=found is not None):
         size = save_load.check_room(engine, folder, -(-(steps - step) // job.runtime.save_every), ranks)
     stop.expect_save(resumed.get("longest_save", 0.0), size / SLOW_DISK)
     log(
@@ -146,8 +148,9 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     )
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
     metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
-    record = [] if metrics is None else whole_lines(metrics.path)
-    trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
+    with non_retryable():
+        record = [] if metrics is None else whole_lines(metrics.path)
+        trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step

@@ -19,7 +19,7 @@ from longspec.train.stage_folder import NonRetryableError
 
 # Of several reasons the last one counts: a launcher that is told SIGINT sends its ranks SIGTERM and ends, and signals that
 # wait for a busy rank may arrive in any order. Ranks tell each other the index of theirs.
-SIGNALS = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)
+SIGNALS = (signal.SIGUSR1, signal.SIGHUP, signal.SIGTERM, signal.SIGINT)
 REASONS = ("", *(f"signal {number.name}" for number in SIGNALS), "deadline")
 # Ranks that wait for each other are late at the same moment; written at once their stacks would be one jumble.
 STAGGER = 1.0  # seconds between two ranks of a machine, few enough for torchrun, which kills the others after 30
@@ -45,7 +45,8 @@ class Stop:
         self._batch_began: float | None = None
         self._received = 0  # the index of a reason
         for number in SIGNALS:
-            signal.signal(number, self._receive)
+            if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # under nohup
+                signal.signal(number, self._receive)
 
     def begin_part(self) -> None:
         """Begin a part of the training that must not take longer than `longest_part` seconds; the part before has ended."""
@@ -66,10 +67,10 @@ class Stop:
     def expect_save(self, longest: float, first: float) -> None:
         """Note the seconds of the longest save of the jobs before, 0 if there was none, and what the first one may take.
 
-        A guess must leave most of a short job to its steps.
+        Both must leave most of a short job to its steps.
         """
         left = math.inf if self.deadline is None else max(0.0, self.deadline - time.time())
-        self.longest_save, self._first_save = longest, min(first, left / 4)
+        self.longest_save, self._first_save = min(longest, left / 4), min(first, left / 4)
 
     def saved(self, seconds: float) -> None:
         """Note that a save is done, which took so long: the next one may take as long."""

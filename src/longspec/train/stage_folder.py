@@ -30,11 +30,16 @@ class NonRetryableError(ValueError):
 
 
 @contextmanager
-def non_retryable() -> Iterator[None]:
-    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights are wrong in the next attempt too."""
+def non_retryable(*, unless: bool = False) -> Iterator[None]:
+    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights are wrong in the next attempt too.
+
+    unless: of a stage that has trained before, whose files and disk were right then: another node or hour may have them.
+    """
     try:
         yield
     except ValueError as error:
+        if unless:
+            raise
         raise NonRetryableError(str(error)) from error
 
 

@@ -23,6 +23,7 @@ from longspec.config import Runtime
 from longspec.distributed import Ranks, log
 
 FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the job ends
+FINISH_AFTER_FAULT = 5  # torchrun kills this rank 30 seconds after another one has failed, and it has to say why
 OFFLINE = "offline"  # runtime.tracker_mode
 FOLDER = "trackers"  # below the stage's folder
 INSTALL = "pip install -c constraints.txt -e '.[track]'"
@@ -160,8 +161,8 @@ class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
 
     `ids` are those of an earlier start, kept in its checkpoint; None begins new runs. `record` are the rows of metrics.jsonl up
-    to the resumed step. Raises ValueError, by name, when one cannot be started; once started, a tracker that fails costs its
-    numbers and not the training.
+    to the resumed step. Raises ValueError, by name, when one cannot be started for the first time; later on, a tracker that
+    fails costs its numbers and not the training.
     """
 
     def __init__(
@@ -188,6 +189,9 @@ class Trackers(AbstractContextManager["Trackers"]):
             try:
                 self.trackers[name] = TRACKERS[name](run | {"id": run_id}, folder, step)
             except Exception as error:  # each service has its own kinds
+                if name in known:
+                    log(f"WARNING {name} could not be started; metrics.jsonl has every step: {type(error).__name__}: {error}")
+                    continue
                 raise ValueError(
                     f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set "
                     f"runtime.tracker_mode: offline, or take {name} out"
@@ -204,7 +208,7 @@ class Trackers(AbstractContextManager["Trackers"]):
 
     def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
         for name, tracker in self.trackers.items():
-            with at_most(FINISH_SECONDS):
+            with at_most(FINISH_SECONDS if kind is None else FINISH_AFTER_FAULT):
                 self._guarded(name, partial(tracker.finish, failed=kind is not None))
 
     def _send(self, name: str, row: Row) -> None:

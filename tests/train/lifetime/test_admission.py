@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from longspec.distributed import GPUS_GIVEN, Ranks
 from longspec.process_group import of_first_rank, own_device
-from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable_reason
+from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable, non_retryable_reason
 from tests.refusals import refused
 from tests.train.checkpoint.test_save_load import write_slot
 
@@ -67,6 +67,15 @@ def test_what_rank_0_alone_finds_ends_the_other_ranks_too(tmp_path: Path, monkey
         monkeypatch.setattr(dist, "broadcast_object_list", broadcast)
         with refused(tmp_path, "recipe.lr: 1 -> 2", kind=NonRetryableError):
             of_first_rank(lambda: find_resumable(tmp_path, {"recipe": {"lr": 2}}), Ranks(rank, rank, 2))
+
+
+def test_a_fault_of_a_node_ends_a_stage_for_good_only_before_it_has_begun() -> None:
+    for begun, kind in ((False, NonRetryableError), (True, ValueError)):
+        with refused("disk full", kind=kind) as told, non_retryable(unless=begun):
+            raise ValueError("disk full")
+        assert type(told.value) is kind
+        with refused("lr", kind=NonRetryableError), non_retryable(unless=begun):
+            raise NonRetryableError("lr")
 
 
 def test_a_failure_that_would_come_again_is_told_where_it_is_of_this_attempt(tmp_path: Path) -> None:

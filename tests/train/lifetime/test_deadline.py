@@ -65,7 +65,7 @@ def test_nonsense_is_named() -> None:
 
 
 def test_a_save_and_what_is_estimated_before_it_fit_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the first save, of which only the size is known, at most a quarter of what is left of a short job; margin 10."""
+    """A first save, of which only the size is known, takes at most a quarter of what is left of a short job; margin 10."""
     monkeypatch.setattr(preemption.signal, "signal", lambda *_: None)
     stop, other = (preemption.Stop(60, time.time() + 100, 10) for _ in range(2))
     stop.expect_save(0, 46)
@@ -74,8 +74,11 @@ def test_a_save_and_what_is_estimated_before_it_fit_before_the_deadline(monkeypa
     assert (stop.agreed(), stop.reason) == (True, "deadline")
     stop.saved(2)
     assert not stop.agreed(), "by what was measured"
-    stop.expect_save(13, 46)
-    assert stop.agreed()
+    for longest, stops in ((13, True), (450, False)):  # a single slow one, far beyond a short job, stops no other
+        stop.deadline = time.time() + (60 if stops else 36)
+        stop.expect_save(longest, 46)
+        stop.deadline = time.time() + 34
+        assert stop.agreed() is stops
     other._batch_began = time.perf_counter() - 90
     other.saved(2)
     assert other.agreed()

@@ -38,15 +38,17 @@ def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob)
     options = ["recipe.global_batch=8", "recipe.steps=48", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
     whole.run()
-    for step in (2, 6):
+    for step, number in ((2, signal.SIGHUP), (6, signal.SIGTERM)):
+        before_this = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup a job would not hear it
         process = sliced.start()
+        signal.signal(signal.SIGHUP, before_this)
         sliced.wait_for(step, process)
         time.sleep(0.004 * step)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(number)
         text, code = finish(process)
         assert code != 0, text
         found = sliced.status()
-        assert (found["state"], found["reason"], found["steps"]) == ("stopped", "signal SIGTERM", 48)
+        assert (found["state"], found["reason"], found["steps"]) == ("stopped", f"signal {number.name}", 48)
     plain, before = sliced.launcher, found["step"]
     sliced.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "timed", str(3 * 8), str(margin + 0.1)]
     text, code = finish(sliced.start())

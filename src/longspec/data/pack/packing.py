@@ -18,6 +18,18 @@ from longspec.data.pack.arrow_shards import NUM_LABELS, ROWS, TokenShards, lists
 from longspec.data.pack.bin_packing import SHORTEST, Pieces, histogram, place
 
 BATCH_TOKENS = 1 << 20  # of a record batch
+WITHOUT_LABELS = "rows_without_labels"  # of a manifest
+
+
+def without_labels_warning(manifest: dict[str, Any]) -> str:
+    """Say how many rows are computed and train nothing; "" for a tenth or fewer."""
+    empty, rows = manifest.get(WITHOUT_LABELS, 0), manifest["rows"]
+    if 10 * empty <= rows:
+        return ""
+    return (
+        f"{empty:,} of {rows:,} rows hold no trained token: they are prompts, and the answers lie beyond the row's end. Take "
+        "longer rows (recipe.data.sequence_length), recipe.data.overlong: split, or leave such records out by `align`"
+    )
 
 
 def _row_batch(shards: TokenShards, pieces: Pieces, edges_R1: NDArray[np.int64], manifest: dict[str, Any]) -> pa.RecordBatch:
@@ -94,7 +106,7 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
     shards = TokenShards(tokens)
     _check_shards(shards, tokens)
     pieces, edges_R1 = place(shards.lengths_D, sequence_length, overlong)
-    rows, labels, packed = len(edges_R1) - 1, 0, int(pieces.length_P.sum())
+    rows, labels, unlabelled, packed = len(edges_R1) - 1, 0, 0, int(pieces.length_P.sum())
     if not rows:
         raise ValueError(f"{tokens[0]}: no document of {SHORTEST} tokens or more to pack; look at the raw records")
     manifest = {"sequence_length": sequence_length, "collation": collation, "overlong": overlong}
@@ -107,6 +119,7 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
                 batch = _row_batch(shards, pieces, edges_R1[start : start + step + 1], manifest)
                 writer.write_batch(batch)
                 labels += int(view(batch.column(NUM_LABELS)).sum())
+                unlabelled += int((view(batch.column(NUM_LABELS)) == 0).sum())
         # An old manifest must not stand beside the new rows.
         out.unlink(missing_ok=True)
     manifest |= {
@@ -117,6 +130,7 @@ def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str
         "cut_tokens": pieces.cut_tokens,
         "padding_share": 1 - packed / (rows * sequence_length),
         "labels": labels,
+        **({WITHOUT_LABELS: unlabelled} if unlabelled else {}),
         "document_lengths": histogram(shards.lengths_D),
         "files": describe_files(out.parent, [ROWS]),
     }

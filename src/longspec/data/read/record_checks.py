@@ -105,7 +105,7 @@ def thought_apart(content: str) -> tuple[str, str] | None:
     return None
 
 
-def _parsed(value: Any, field: str) -> Any:
+def parsed(value: Any, field: str) -> Any:
     """The value; of JSON text what it holds."""
     if not isinstance(value, str):
         return value
@@ -118,7 +118,7 @@ def _parsed(value: Any, field: str) -> Any:
 
 def _functions(value: Any, field: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Of each element its place, the element itself and its function, whose name is checked."""
-    value = _parsed(value, field)
+    value = parsed(value, field)
     elements = [value] if isinstance(value, dict) else value
     if not isinstance(elements, list) or not elements:
         raise RecordError(field, f"must be a list of functions that is not empty, is {kind(value)}")
@@ -139,7 +139,7 @@ def read_calls(value: Any, field: str) -> list[dict[str, Any]]:
     calls = []
     for place, element, function in _functions(value, field):
         given = function.get("arguments")
-        arguments = {} if given in (None, "") else _parsed(given, f"{place}.arguments")
+        arguments = {} if given in (None, "") else parsed(given, f"{place}.arguments")
         if not isinstance(arguments, dict):
             raise RecordError(f"{place}.arguments", f"must be an object or one as JSON text, is {kind(arguments)}")
         check_nested(arguments, f"{place}.arguments")
@@ -151,14 +151,14 @@ def read_calls(value: Any, field: str) -> list[dict[str, Any]]:
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
     """Return a record's `tools` as OpenAI writes them; None where there are none. Raises RecordError as read_calls does."""
-    value = _parsed(value, "tools") if value else None
+    value = parsed(value, "tools") if value else None
     return [{"type": "function", "function": function} for _, _, function in _functions(value, "tools")] if value else None
 
 
 def read_template_arguments(value: Any) -> dict[str, Any]:
     """Return what a record or a dataset gives the chat template, such as `enable_thinking`. Raises RecordError for no such."""
     field = "chat_template_kwargs"
-    value = {} if value is None else _parsed(value, field)
+    value = {} if value is None else parsed(value, field)
     if not isinstance(value, dict):
         raise RecordError(field, f"must be an object such as {{enable_thinking: false}}, is {kind(value)}")
     check_nested(value, field)

@@ -23,6 +23,7 @@ from longspec.data.read.record_checks import (
     check_characters,
     check_text,
     kind,
+    parsed,
     read_calls,
     read_template_arguments,
     read_tools,
@@ -135,7 +136,8 @@ def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Messag
 
 
 def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
-    """The messages of a field; unanswered: questions alone will do."""
+    """The messages of a field, which may be JSON text; unanswered: questions alone will do."""
+    turns = parsed(turns, field)
     if not isinstance(turns, list) or not turns:
         raise RecordError(field, "must be a list of messages that is not empty")
     messages = [_message(turn, f"{field}[{number}]") for number, turn in enumerate(turns)]

@@ -31,6 +31,7 @@ BOM = b"\xef\xbb\xbf"
 SPACE = b" \t\r\n"
 BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own average
 ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
+WITHOUT = json.JSONEncoder(sort_keys=True, allow_nan=False, default=lambda _: None).encode  # what JSON cannot hold is null
 LOG = logging.getLogger(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -172,9 +173,10 @@ def _too_long(path: Path, number: int, what: str, limit: int) -> Item:
 def _rows(path: Path, limit: int) -> Iterator[Item]:
     """Yield the rows of a Parquet file, some at a time; one that is longer than `limit` bytes as JSON is a fault.
 
-    A cell that JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out of its record, and the log
-    counts such cells by column. All others stay in the record and decide whether it is held out. Raises ValueError for a file
-    that is cut off, corrupt or names a column twice.
+    What JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out, and the log counts it by column: a
+    whole cell, but of messages and the like a time or bytes alone. All else decides whether the record is held out. The record
+    has no nulls within its cells: Parquet has one for each field of another record. Raises ValueError for a file that is cut
+    off, corrupt or names a column twice.
     """
     import pyarrow as pa  # not above: Snakemake imports this module for every plan, and needs no pyarrow
     import pyarrow.parquet as pq
@@ -194,16 +196,22 @@ def _rows(path: Path, limit: int) -> Iterator[Item]:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
     for name, count in left_out.items():
-        LOG.warning("%s: column %s left out of %d records: JSON cannot hold it", path, name, count)
+        LOG.warning("%s: column %s left out of %d records, or a part of it: JSON cannot hold it", path, name, count)
 
 
 def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: Counter[str]) -> Item:
-    """Return the item of one row: without the cells that JSON cannot hold, or a fault for a long one."""
+    """Return the item of one row: without what JSON cannot hold, or a fault for a long one."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
             value = column[place].as_py()
-            ENCODE(value)
+            try:
+                ENCODE(value)
+            except TypeError:
+                left_out[name] += 1
+                if not isinstance(value, dict | list):
+                    continue
+                value = json.loads(WITHOUT(value))
             values[name] = value
         except (ValueError, TypeError, OverflowError):  # NaN, no UTF-8; a type such as UUID; a date far away
             left_out[name] += 1
@@ -211,4 +219,11 @@ def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: 
     text = ENCODE(values).encode()
     if len(text) > limit:
         return _too_long(path, number, "row", limit)
-    return Item(str(path), number, text, values, text)
+    return Item(str(path), number, text, {name: _without_nulls(value) for name, value in values.items()}, text)
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the nulls that Parquet has in a struct for each field of other records."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(held) for name, held in value.items() if held is not None}
+    return [_without_nulls(held) for held in value] if isinstance(value, list) else value

@@ -22,7 +22,8 @@ from longspec.models.attention.visibility import Segment, Visibility
 
 DTYPES = (torch.bfloat16, torch.float16)
 TESTED = "2.8"
-INSTALL = "pip install '.[gpu]' --no-build-isolation"  # it is compiled against the torch that is there
+# Compiled against the torch that is there. Not by the extra of a package that is installed for editing, which would be copied.
+INSTALL = "pip install wheel ninja packaging && pip install -c constraints.txt --no-build-isolation flash-attn"
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,19 @@
 """The resources that a stage's job asks a cluster for: processes that can share its batch, and their share of a node."""
 
+import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
+from pathlib import Path
 from typing import Any
 
 from longspec.config import processes_of
 from longspec.workflow.choices import Stage
 
-# Type and number in Slurm's words: gpu, gpu:8, gpu:h100:8, gpu:h100:8(S:0-1); of several kinds with commas between them.
-GPUS = re.compile(r"\bgpu(?::([^:,(]*[^:,(\d][^:,(]*))?(?::(\d+))?\b")
+# What the executor takes, and of GPUs model and number: gpu, gpu:8, gpu:h100:8.
+TAKEN = re.compile(r"[a-zA-Z0-9_]+(:[a-zA-Z0-9_.]+)?(:\d+[TGM]?)?")
+GPUS = re.compile(r"gpu(?::(?!\d+$)([\w.]+))?(?::(\d+))?")
 STAGE_THREADS = 2  # cores of a stage's job, at most, which its processes share
 
 
@@ -32,7 +35,7 @@ def limits_of(block: Mapping[str, str]) -> Limits:
             raise ValueError(
                 f"set-resources: train: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
             )
-    limits, gres = Limits(**{name: int(text) for name, text in given.items()}), block.get("gres", "")
+    limits, gres = Limits(**{name: int(text) for name, text in given.items()}), block.get("gres", "").strip("'\"")
     if 0 < gpus_in(gres) < limits.ranks:
         raise ValueError(
             f"set-resources: train: ranks: {limits.ranks} processes, one a GPU, but gres of train: {gres} has {gpus_in(gres)}; "
@@ -66,13 +69,42 @@ def check_call(words: Sequence[str], given: Mapping[str, Collection[str]], *, po
 
 def gpus_in(gres: str) -> int:
     """The GPUs of each node in what a job asks Slurm for."""
-    asked = GPUS.search(gres)
+    asked = GPUS.fullmatch(gres)
     return int(asked[2] or 1) if asked else 0
+
+
+def check_gres(rule: str, gres: str) -> None:
+    """Raise ValueError for words that the executor takes for no job. gres: what a profile sets, in quotes perhaps."""
+    text = gres.strip("'\"")
+    if text and not TAKEN.fullmatch(text):
+        raise ValueError(
+            f"set-resources: {rule}: gres: {text}: give gpu:8 or gpu:h100:8; a model whose name has a hyphen, and what else a "
+            "node is to have, as `constraint`"
+        )
 
 
 def with_gpus(gres: str, count: int) -> str:
     """Slurm's words for so many GPUs in the place of those that `gres` asks for."""
-    return GPUS.sub(lambda found: ":".join(["gpu", *filter(None, [found[1]]), str(count)]), gres, count=1)
+    return GPUS.sub(lambda found: ":".join(["gpu", *filter(None, [found[1]]), str(count)]), gres)
+
+
+def gpus_here(devices: Path = Path("/dev"), environment: Mapping[str, str] = os.environ) -> int:
+    """Count the NVIDIA GPUs that jobs on this machine may use."""
+    chosen = environment.get("CUDA_VISIBLE_DEVICES")
+    return (
+        len(list(devices.glob("nvidia[0-9]*"))) if chosen is None else len([name for name in chosen.split(",") if name.strip()])
+    )
+
+
+def ranks_for(configs: Iterable[Any], gpus: int) -> int:
+    """Return the most processes, one on each of so many GPUs, that can share the batches of all these stages equally."""
+    stages, tried = list(configs), range(max(1, gpus), 0, -1)
+    shares = ([processes_of(each.recipe, each.runtime, 1, ranks)[1] for each in stages] for ranks in tried)
+    return next(
+        max(share)
+        for share in shares
+        if not any(each.recipe.global_batch % ranks for each, ranks in zip(stages, share, strict=True))
+    )
 
 
 class StageNeeds:
