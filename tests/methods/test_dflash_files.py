@@ -18,6 +18,7 @@ from longspec.config import Recipe
 from longspec.draft import folder
 from longspec.draft.folder import config_of, write_draft
 from longspec.draft.importing import import_draft
+from longspec.methods.dflash import gguf_layout
 from longspec.methods.dflash import settings as dflash
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.method import METHOD
@@ -25,6 +26,7 @@ from longspec.methods.dflash.published import read_published
 from longspec.methods.dflash.settings import Settings
 from tests.draft.eagle3_drafts import IDS, TARGET
 from tests.refusals import refused
+from tests.targets import LLAMA3
 
 FOLDER = Path(dflash.__file__).parent
 DEPTH, BLOCK, HIDDEN, INNER, HEADS, KEY_VALUES, WIDTH = 2, 6, 32, 48, 4, 2, 12
@@ -185,6 +187,41 @@ def test_what_ours_cannot_be_is_refused_by_its_field(
     theirs = {name: x for name, x in read_json(tmp_path / "draft/config.json").items() if name not in OURS} | change
     with refused(f"{tmp_path}/draft/config.json: {place}", fact):
         read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0))
+
+
+SLIDES = {"sliding_window": 16, "layer_types": ["sliding_attention"] * DEPTH}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "causal"),
+    [
+        ({"use_swa": True, "layer_types": None, "swa_window_size": 16}, "is_causal", True),
+        ({"use_swa": True, "sliding_window": 16}, "is_causal", True),
+        (SLIDES, "sliding_window_non_causal", False),
+    ],
+)
+def test_a_window_whose_slots_see_later_ones_is_refused(
+    tmp_path: Path, target_path: str, change: dict[str, Any], field: str, causal: bool
+) -> None:
+    """As engines take it where the file says nothing; with a word of its own it is read."""
+    write(tmp_path / "draft", target_path, replace(SETTINGS, **REDUCED))
+    content = read_json(tmp_path / "draft/config.json") | change
+    published = {name: x for name, x in content.items() if name not in OURS}
+    theirs = speculators_config(content) if change is SLIDES else published
+    theirs.pop(field, None)
+    with refused(f"{tmp_path}/draft/config.json: {field}: is {not causal}", f"has {causal}"):
+        read_published(tmp_path / "draft", theirs, TARGET, lambda: torch.empty(0))
+    _, settings = read_published(tmp_path / "draft", theirs | {field: causal}, TARGET, lambda: torch.empty(0))
+    assert settings.sliding_window == 16
+
+
+def test_llama_3s_rotation_is_refused_for_llama_cpp(tmp_path: Path, target_path: str) -> None:
+    """Its loader knows no such frequencies for this architecture, and its graph would not use them."""
+    write(tmp_path / "draft", target_path, replace(SETTINGS, rope_parameters=LLAMA3))
+    with refused(
+        f"{tmp_path}/draft/config.json: rope_parameters: llama3", "recipe.method.rope_parameters: {rope_type: default"
+    ):
+        gguf_layout.write(tmp_path / "draft", tmp_path / "draft.gguf", None, None)
 
 
 def test_norms_of_keys_that_differ_are_no_shared_one(tmp_path: Path, target_path: str) -> None:

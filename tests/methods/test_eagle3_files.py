@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Phi3Config, PretrainedConfig, Qwen2Config
 
 from longspec.atomic_files import read_json, write_json
 from longspec.methods.eagle3 import settings as eagle3
@@ -216,6 +216,18 @@ def test_a_rotation_that_is_allowed_turns(rope: dict[str, Any]) -> None:
     cos_BSD, _ = Rotation(config)(torch.ones(1), torch.arange(3)[None])
     assert cos_BSD.shape == (1, 3, 8)
     assert bool(cos_BSD.isfinite().all())
+
+
+def test_a_field_of_the_targets_changes_no_rotation_of_the_drafts_own() -> None:
+    """Phi-3's configuration has positions of its own, which transformers would put into any rotation that is given to it."""
+    own = YARN | {"original_max_position_embeddings": 64}
+    turned = []
+    for kind in (LlamaConfig, Phi3Config):
+        config = kind(num_attention_heads=1, num_key_value_heads=1, hidden_size=8, max_position_embeddings=4096, pad_token_id=0)
+        config.rope_parameters = dict(own)
+        turned.append(Rotation(config)(torch.ones(1), torch.arange(90)[None])[0])
+        assert config.rope_parameters == own
+    assert torch.equal(*turned)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
 
 from longspec.config import compose
 from longspec.families import position_limit
@@ -26,7 +26,7 @@ from longspec.states.declaration import checked_config
 from longspec.states.forward import TargetStates
 from tests.reference import draft_hidden
 from tests.refusals import refused
-from tests.targets import TARGETS, VOCABULARY, save_target
+from tests.targets import SHAPES, TARGETS, VOCABULARY, save_target
 
 WINDOW = 20
 
@@ -244,10 +244,12 @@ def test_without_its_cross_attention_it_is_that_layer(target_path: str, start: s
     torch.testing.assert_close(found, wanted[0] if isinstance(wanted, tuple) else wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_a_layer_of_experts_is_refused(tmp_path: Any) -> None:
-    target = AutoModelForCausalLM.from_pretrained(save_target("qwen3-experts", tmp_path), dtype=torch.float32)
-    with refused("recipe.draft.start: last", "experts"):
-        fresh_layer(TargetStates(target), draft("last"))
+def test_a_layer_with_parts_that_the_draft_has_not_is_refused(tmp_path: Any) -> None:
+    experts = AutoModelForCausalLM.from_pretrained(save_target("qwen3-experts", tmp_path), dtype=torch.float32)
+    biases = LlamaForCausalLM(LlamaConfig(**SHAPES, mlp_bias=True))
+    for target, part in ((experts, "experts"), (biases, "biases")):
+        with refused("recipe.draft.start: last", part):
+            fresh_layer(TargetStates(target), draft("last"))
 
 
 def test_a_final_norm_starts_as_the_targets_own_and_stands_before_the_head(target_path: str) -> None:

@@ -97,13 +97,15 @@ class Published:
     def window(self, depth: int, other: int | None = None, *, slides: bool = False) -> int | None:
         """Return the window of all `depth` layers, None: none. Raises ValueError for layers of both kinds, or of another.
 
-        other, slides: a window by another name, and whether layers slide where their kinds are not said.
+        other, slides: a window by another name, which counts before, and whether layers slide where none is said to.
         """
-        kinds = self.found.get("layer_types") or [SLIDING if slides else FULL] * depth
+        kinds = self.found.get("layer_types") or [FULL] * depth
+        if slides and kinds == [FULL] * depth:
+            kinds = [SLIDING] * depth
         if kinds not in ([SLIDING] * depth, [FULL] * depth):
             told = f"is {kinds!r}, must be {depth} times {SLIDING}, or {FULL}"
             raise ValueError(f"{self.file}: layer_types: {told}; take another draft")
-        window = self.found.get("sliding_window") or other
+        window = other or self.found.get("sliding_window")
         return int(window) if kinds[0] == SLIDING and window is not None else None
 
     def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] = ("", "")) -> dict[str, Tensor]:

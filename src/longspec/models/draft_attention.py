@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, rotate_half
 
 from longspec.models.target import head_width
@@ -44,7 +45,14 @@ class Rotation:
     """
 
     def __init__(self, config: Any) -> None:
-        self.config = config
+        # Of these alone: the target's configuration may have fields by which transformers changes the rotation.
+        self.config = LlamaConfig(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            head_dim=head_width(config),
+            max_position_embeddings=config.max_position_embeddings,
+            rope_parameters=dict(config.rope_parameters),
+        )
         self.modules: dict[torch.device, LlamaRotaryEmbedding] = {}
 
     def __call__(self, like: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor]:

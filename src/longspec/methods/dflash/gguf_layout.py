@@ -21,8 +21,14 @@ OUTSIDE = {
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
-    """Write the file. Raises ValueError as of gguf_draft and gguf_writer."""
+    """Write the file. Raises ValueError as of gguf_draft and gguf_writer, and for Llama 3's rotation."""
     draft = gguf_draft.read(folder, METHOD, context)
+    if draft.config.rope_parameters["rope_type"] == "llama3":
+        raise ValueError(
+            f"{folder / 'config.json'}: rope_parameters: llama3: llama.cpp turns DFlash's drafts by plain or linear "
+            "frequencies alone; serve this one by vLLM, or train with "
+            "recipe.method.rope_parameters: {rope_type: default, rope_theta: 10000.0}"
+        )
     block, window = draft.content["dflash_config"], draft.settings.sliding_window
     keys = {
         "target_layers": [layer + 1 for layer in block["target_layer_ids"]],

@@ -16,7 +16,7 @@ from transformers import Qwen3Config
 
 from longspec.methods.dflash.layer import K_NORM
 from longspec.methods.dflash.settings import Settings, mask_token_of
-from longspec.methods.published_files import HEAD, Published
+from longspec.methods.published_files import HEAD, SLIDING, Published
 from longspec.models.weight_files import telling_damage
 
 MASK_EMBEDDING = "mask_embedding.pt"
@@ -45,14 +45,19 @@ def read_published(
     found, file = draft.found, draft.file
     with telling_damage(file, "is no configuration of a draft"):
         depth = draft.layer["num_hidden_layers"]
+    are_inputs = "speculators_model_type" in config
     window = draft.window(depth, found.get("swa_window_size"), slides=bool(found.get("use_swa")))
+    # What engines take where nothing is said.
+    if are_inputs:
+        found.setdefault("sliding_window_non_causal", window is not None)
+    elif found.get("use_swa") and SLIDING not in (found.get("layer_types") or ()):
+        found.setdefault("is_causal", False)
     causality = dict.fromkeys(("is_causal", "causal"), (None, window is not None))  # of slots within a block
     causality |= {} if window is None else {"sliding_window_non_causal": (None, False)}
     draft.check(REPRESENTED | causality)
     if (folder / MASK_EMBEDDING).is_file():
         raise ValueError(f"{folder / MASK_EMBEDDING}: drafts of ours fill slots by a token's embedding; take another draft")
     state = draft.tensors(embeddings)
-    are_inputs = "speculators_model_type" in config
     key = "aux_hidden_state_layer_ids" if are_inputs else "target_layer_ids"
     said = (found.get(key), None)
     settings = draft.settings(

@@ -73,7 +73,7 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
 
     Self attention, feed-forward part and the norms before them are that layer's. The cross attention reads the keys and values
     of the last layer, so its queries, its output and the norm before it are always the last layer's. Biases that the target has
-    not stay zero. Raises ValueError for a layer with experts in the place of one feed-forward part.
+    not stay zero. Raises ValueError for a layer with experts in the place of one feed-forward part, and for further biases.
     """
     layers = states.target.model.layers
     chosen, last = layers[-1 if start == LAST else len(layers) // 2], layers[-1]
@@ -95,6 +95,11 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
     with states.gather([parameter for _, source in pairs for parameter in source.parameters()]), torch.no_grad():
         for own, source in pairs:
             for name, parameter in source.named_parameters():
+                if getattr(own, name) is None:
+                    raise ValueError(
+                        f"recipe.draft.start: {start}: that layer of the target has biases where the draft has none; set it to "
+                        "random"
+                    )
                 getattr(own, name).copy_(whole(parameter))
 
 
