@@ -10,7 +10,7 @@ from typing import Any
 from scipy.special import stdtrit
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from longspec.train.metrics import whole_lines
+from longspec.jsonl import whole_lines
 
 Cell = dict[str, Any]
 

@@ -39,13 +39,13 @@ from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
 from longspec.distributed import Ranks
 from longspec.families import position_limit
+from longspec.jsonl import whole_lines
 from longspec.measure import tasks
 from longspec.measure.prompts import draw_prompts
 from longspec.methods import method_of
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import STATES_ATTENTION, TargetStates
-from longspec.train.metrics import whole_lines
 from longspec.train.micro_batches import StepBatches
 
 STAGES = ("base", "long", "longcot")

@@ -13,8 +13,8 @@ from jinja2 import ChoiceLoader, FileSystemLoader
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.machine import RESULTS
 from longspec.atomic_files import read_json, write_text
+from longspec.jsonl import whole_lines
 from longspec.report.page import environment
-from longspec.train.metrics import whole_lines
 
 Row = dict[str, Any]
 

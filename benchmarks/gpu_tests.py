@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.train.metrics import whole_lines
+from longspec.jsonl import whole_lines
 
 TWICE = "pytest was killed twice while it ran"
 

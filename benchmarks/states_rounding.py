@@ -31,13 +31,13 @@ from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.families import position_limit
+from longspec.jsonl import whole_lines
 from longspec.methods import method_of, vocabulary_size
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.declaration import Tensors, decode, encode, stored_tensors, target_hash
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import EMBEDDED
-from longspec.train.metrics import whole_lines
 from longspec.train.micro_batches import StepBatches
 
 # Rows of 512 tokens for both; the numbers kept are of a draft that begins with random weights.

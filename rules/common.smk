@@ -89,7 +89,7 @@ def one_of(names):
 
 
 wildcard_constraints:
-    run=one_of(PLAN.known_runs),
+    run=one_of(PLAN.files),
     variant=one_of(each for run in PLAN.variants.values() for each in run),
     stage=one_of(each for run in PLAN.stages.values() for each in run),
     section="recipe|runtime",

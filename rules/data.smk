@@ -33,10 +33,9 @@ rule raw:
         runtime="4h",
     params:
         settings=from_plan(PLAN.raw_settings),
-        fetched=from_plan_and_input(PLAN.fetched_option),
     shell:
         "python -m longspec.data raw --name {wildcards.dataset:q}"
-        " --settings {params.settings:q} {params.fetched:q} --out {output.manifest:q} > {log:q} 2>&1"
+        " --settings {params.settings:q} --out {output.manifest:q} > {log:q} 2>&1"
 
 
 # Edges carry the small manifests: Snakemake compares small files by content, large ones by date alone. One job a shard;

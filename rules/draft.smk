@@ -178,7 +178,7 @@ rule report:
         gates=from_plan(PLAN.gates),
         model=subpath(input.target, parent=True),
         variants=from_plan("report_variants"),
-        vocabularies=from_plan_and_input(PLAN.report_vocabulary_options),
+        vocabularies=option_with_files("--vocabulary", "vocabularies"),
         answers=option_with_files("--answers", "answers"),
     shell:
         "python -m longspec.report --run {wildcards.run:q} {params.variants} {params.vocabularies:q}"

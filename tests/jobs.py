@@ -14,7 +14,7 @@ from typing import Any
 
 from longspec.atomic_files import write_text
 from longspec.config import compose, to_yaml
-from longspec.train.metrics import whole_lines
+from longspec.jsonl import whole_lines
 from tests.warm_jobs import popen, rank_of
 
 RUNTIME = ["runtime.micro_batch=1", "runtime.save_every=4", "runtime.held_out_every=0"]

@@ -116,20 +116,15 @@ def write_json(path: Path, content: Any) -> None:
     write_text(path, json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError with the file's name when it is missing or not JSON."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds an object. Raises ValueError with the file's name when it is missing or holds none."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; make it first, or correct the path")
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # also no UTF-8, a number of thousands of digits, nesting without an end
         line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(f"{path}: {line}not valid JSON ({error}); make the file again") from error
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises ValueError as of read_json, and for another value."""
-    content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must hold a JSON object ({{...}}), holds a {type(content).__name__}; make the file again")
     return content
@@ -209,7 +204,7 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], manifest: Path |
 
 def checked_manifest(manifest: Path) -> dict[str, Any]:
     """Read a manifest, its files checked, which lie beside it or in its `path`. Raises ValueError as check_files."""
-    content = read_json_object(manifest)
+    content = read_json(manifest)
     check_files(Path(content.get("path", manifest.parent)), content.get("files", {}), manifest)
     return content
 
@@ -223,7 +218,7 @@ def checked_file(manifest: Path, name: str) -> Path:
 
 def named_folder(manifest: Path) -> str:
     """Return the folder that a manifest names as its `path`. Raises ValueError for a JSON file that names none."""
-    content = read_json_object(manifest)
+    content = read_json(manifest)
     if missing := sorted({"path", "files"} - content.keys()):
         raise ValueError(f"{manifest}: {missing[0]}: missing, so it names no folder; give models/<name>/target_manifest.json")
     return str(content["path"])

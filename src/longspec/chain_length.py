@@ -9,7 +9,7 @@ from itertools import accumulate
 from operator import mul
 from pathlib import Path
 
-from longspec.atomic_files import read_json_object, write_json
+from longspec.atomic_files import read_json, write_json
 from longspec.decode.levels import Shape, shape_of, stored
 
 FILE = "acceptance.json"  # in a final draft's folder, once it was evaluated
@@ -96,7 +96,7 @@ def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
     path = (draft if draft.is_dir() else draft.parent) / FILE
     if not path.is_file():
         return ()
-    content = read_json_object(path)
+    content = read_json(path)
     try:
         chains = [
             ChainAcceptance(each["temperature"], tuple((kept, reached) for kept, reached in each["positions"]))

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, read_json_object, sha256_text, write_json
+from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
 
 COUNT_AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
 GIVE_OWN = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
@@ -101,7 +101,7 @@ def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabular
     """Read the file. counted: False where an imported draft's will do, which says nothing of what its tokens cover.
 
     Raises ValueError with the file's name, the field and the fix for one that is none."""
-    content = read_json_object(path)
+    content = read_json(path)
     for name, kind in (("ids", list), ("size", int), ("tokenizer", str), ("coverage", dict)):
         if not isinstance(content.get(name), kind):
             raise ValueError(f"{path}: {name}: not as a draft vocabulary has it; {COUNT_AGAIN}")

@@ -106,22 +106,17 @@ class Journal(AbstractContextManager["Journal"]):
 
 def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:
     """The whole lines of a file that was begun with this identity; None when there is none to go on with."""
-    *whole, torn = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    if not whole:
+    lines = jsonl.whole_lines(path)
+    if not lines:
         return None
-    lines = []
-    for number, text in enumerate(whole, 1):
-        try:
-            lines.append(jsonl.parse(text))
-        except ValueError as error:
-            raise ValueError(f"{path}: line {number}: {error}; remove the file to begin anew") from error
     begun_with = lines[0].get("identity")
     if not isinstance(begun_with, dict):
         raise ValueError(f"{path}: line 1: identity: is missing; remove the file to begin anew")
     differing = [key for key in sorted({*begun_with, *identity}) if begun_with.get(key) != identity.get(key)]
     if differing:
         told = ", ".join(f"{key}: {begun_with.get(key)} then, {identity.get(key)} now" for key in differing)
-        log(f"{path}: {len(whole) - 1} lines of {of} are left out, made otherwise: {told}")
+        log(f"{path}: {len(lines) - 1} lines of {of} are left out, made otherwise: {told}")
         return None
-    log(f"{path}: {len(whole) - 1} lines of {of}" + (", the torn one behind them left out" if torn else ""))
+    torn = "" if path.read_bytes().endswith(b"\n") else ", the torn one behind them left out"
+    log(f"{path}: {len(lines) - 1} lines of {of}{torn}")
     return lines[1:]

@@ -89,3 +89,17 @@ def parse(line: bytes) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"must be a JSON object, is {'null' if found is None else type(found).__name__}")
     return found
+
+
+def whole_lines(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file of ours that grows, less a last line that a kill tore; none without a file.
+
+    Raises ValueError, with the line, for another one that holds no object.
+    """
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
+        try:
+            rows += [parse(line)] if line else []
+        except ValueError as error:
+            raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
+    return rows

@@ -190,23 +190,25 @@ def test_nothing_to_train_on_and_a_cut_source_leave_no_manifest(
     assert not (tmp_path / RAW).exists()
 
 
-def test_files_of_the_hub_are_read_in_order(tmp_path: Path) -> None:
-    (tmp_path / "files").mkdir()
-    for name in ("b.jsonl", "a.json"):
-        (tmp_path / "files" / name).write_text(json.dumps({"text": name}) + "\n")
-    files = describe_files(tmp_path, ["files/b.jsonl", "files/a.json"])
-    fetched = {"source": "hf:o/d", "revision": "main", "repository": "o/d", "commit": "c" * 40, "files": files}
-    write_json(tmp_path / "manifest.json", fetched)
-    manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
-    assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
-    assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
+def test_files_of_the_hub_are_read_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with refused("data.d.source: hf:o/d", "python -m longspec.data fetch --source hf:o/d --revision v1 --out "):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
-    with refused(f"{tmp_path}/manifest.json: revision: is main", "data.d.revision is v1"):
-        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
-    (tmp_path / "files/a.json").write_text("{}")
-    with refused(f"{tmp_path}/files/a.json", "python -m longspec.data fetch --source hf:o/d --revision main --out "):
-        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW, fetched=tmp_path / "manifest.json")
+    folder = Path("data/hub/d")
+    (folder / "files").mkdir(parents=True)
+    for name in ("b.jsonl", "a.json"):
+        (folder / "files" / name).write_text(json.dumps({"text": name}) + "\n")
+    files = describe_files(folder, ["files/b.jsonl", "files/a.json"])
+    fetched = {"source": "hf:o/d", "revision": "main", "repository": "o/d", "commit": "c" * 40, "files": files}
+    write_json(folder / "manifest.json", fetched)
+    manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW)
+    assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
+    assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
+    with refused(f"{folder}/manifest.json: revision: is main", "data.d.revision is v1"):
+        raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
+    (folder / "files/a.json").write_text("{}")
+    with refused(f"{folder}/files/a.json", "python -m longspec.data fetch --source hf:o/d --revision main --out "):
+        raw.make("d", {"source": "hf:o/d"}, tmp_path / RAW)
 
 
 @pytest.mark.parametrize(

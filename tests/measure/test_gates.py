@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
-from longspec.atomic_files import read_json
 from longspec.measure.gates import judge
 from longspec.measure.gates import main as check
 from tests.refusals import refused
@@ -72,7 +71,7 @@ def test_gates_that_hold(tmp_path: Path) -> None:
     }
     assert "5 of 5 comparisons of the gates judged, all hold" in head(tmp_path)
     run_check(tmp_path)
-    assert [row["passed"] for row in read_json(tmp_path / "gates.json")] == [True] * 5
+    assert [row["passed"] for row in json.loads((tmp_path / "gates.json").read_text())] == [True] * 5
 
 
 def test_a_gate_that_fails_ends_with_its_figures_and_leaves_the_page(tmp_path: Path) -> None:
@@ -132,7 +131,7 @@ def test_a_gate_that_judges_nothing_is_seen(tmp_path: Path, capsys: pytest.Captu
     told = capsys.readouterr().out.splitlines()
     assert sum("not judged, no task measures stdlib" in line for line in told) == 3
     assert told[-1] == "2 of 5 comparisons of the gates judged; 3 not"
-    assert [row["passed"] for row in read_json(tmp_path / "gates.json")] == [None, None, None, True, True]
+    assert [row["passed"] for row in json.loads((tmp_path / "gates.json").read_text())] == [None, None, None, True, True]
 
 
 def test_a_bucket_of_few_records_does_not_hide_the_others(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ target, and drafted tokens that vLLM keeps behind the one that ends a text. Neit
 are the same; the bars leave room for processors on which a near-tie does.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -48,7 +49,7 @@ def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "snakemake", "serves", "--config", f"runs=[{FILE}]", "--cores=1"]
     subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path / "src")}, check=True)
     others = [ENGINES[name] for name in (VLLM, LLAMA_CPP) if (ROOT / ENGINES[name].python).exists()]
-    verdicts = {(row["gate"], row["passed"]) for row in read_json(run / "serves_gates.json")}
+    verdicts = {(row["gate"], row["passed"]) for row in json.loads((run / "serves_gates.json").read_text())}
     assert verdicts == {(engine.title, True) for engine in others}
     ours, theirs = (list(jsonl.read(run / f"ttt/serves/{name}.jsonl")) for name in (OURS, VLLM))
     assert_as_ours(theirs, ours, "vllm", 40 * 60)

@@ -122,7 +122,7 @@ def write_eagle3(folder: Path, coverage: dict[str, float]) -> list[str]:
     """The tiny run, trained by EAGLE-3; the report's command line."""
     arguments = write_tiny(folder)
     path = make_eagle3(folder / "results/base", coverage)
-    return [*arguments, "--vocabulary", f"base={path}"]
+    return [*arguments, "--vocabulary", str(path)]
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -18,8 +18,8 @@ import torch
 
 from longspec.atomic_files import write_text
 from longspec.distributed import ON_PROCESSORS
+from longspec.jsonl import whole_lines
 from longspec.train.checkpoint.save_load import draft_state_dict
-from longspec.train.metrics import whole_lines
 from tests.workflow.planning import Workflow
 
 STAGE = "results/demo/sinkpi-slicing/base"

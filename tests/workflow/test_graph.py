@@ -80,7 +80,6 @@ def test_a_published_run_fetches_its_target_and_the_published_data(cluster: Jobs
         manifest = f"data/hub/{name}/manifest.json"
         assert f"fetch --source={source} --out {manifest}" in plan[f"{manifest} (update)"]["command"]
         assert plan[f"data/raw/{name}/manifest.json"]["input"] == manifest
-        assert f" --fetched {manifest} --out" in plan[f"data/raw/{name}/manifest.json"]["command"]
     packed = "data/packed/qwq-32b-preview/long-data-long-nomask-32768-truncate/manifest.json"
     assert packed in plan["results/published/sinkpi-slicing/long/checkpoint.json"]["input"]
 
@@ -92,9 +91,9 @@ def test_a_vocabulary_is_counted_once_and_read_by_every_job_that_wants_it(cluste
     command = cluster[path]["command"]
     assert all(f"{name}=data/packed/demo/" in command for name in ("base", "long", "longcot"))
     assert "--size 768" in command
-    wanting = {output for output, job in cluster.items() if path in job.get("input", "") and job["rule"] != "report"}
+    wanting = {output for output, job in cluster.items() if path in job.get("input", "")}
     assert wanting == {output for output, job in cluster.items() if f"--vocabulary {path}" in job["command"]}
-    assert len(wanting) == 3 + 3 + 4  # trained, extracted, and all evaluated but prompt lookup
+    assert len(wanting) == 3 + 3 + 4 + 1  # trained, extracted, all evaluated but prompt lookup, and the report
     assert all(output.startswith("results/demo-eagle3/") for output in wanting)
 
 

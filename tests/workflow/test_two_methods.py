@@ -57,7 +57,7 @@ def test_two_runs_are_compared_by_all_that_their_reports_read(settings: Settings
     named = [f"demo/{name}=results/demo/{name}" for name in ("base", "sinkpi-slicing")]
     named.append("demo-eagle3/ttt=results/demo-eagle3/ttt")
     assert [value for option, value in pairwise(options) if option == "--variant"] == named
-    assert options[options.index("--vocabulary") + 1] == f"demo-eagle3/ttt={VOCABULARY}"
+    assert options[options.index("--vocabulary") + 1] == VOCABULARY
     assert set(plan.report_records("demo") + plan.trained_rows("demo-eagle3")) < set(options)
 
 
@@ -68,11 +68,9 @@ def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None
     assert plan.taken_vocabulary(*EAGLE3, str(SIZE)) == []
     assert plan.drafter_vocabulary(*EAGLE3, "untrained") == plan.drafter_vocabulary(*EAGLE3, "long") == [VOCABULARY]
     assert plan.drafter_vocabulary(*EAGLE3, "lookup") == []
-    options = plan.report_vocabulary_options("demo-eagle3", plan.report_vocabularies("demo-eagle3"))
-    assert options == ["--vocabulary", f"ttt={VOCABULARY}"]
+    assert plan.report_vocabularies("demo-eagle3") == [VOCABULARY]
     glide = ("demo", "sinkpi-slicing")
     assert plan.vocabulary(*glide) == plan.drafter_vocabulary(*glide, "long") == plan.report_vocabularies("demo") == []
-    assert plan.report_vocabulary_options("demo", []) == []
 
 
 def test_glide_may_draft_over_a_vocabulary_and_its_training_does_not_know(settings: Settings) -> None:
@@ -96,7 +94,7 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
     another(settings, "borrower", vocabulary_from="lender")
     another(settings, "last", vocabulary_from="demo")
     plan = settings.plan(runs=["borrower"])
-    assert (plan.runs, plan.known_runs) == (["borrower"], ["borrower", "lender"])
+    assert (plan.runs, list(plan.files)) == (["borrower"], ["borrower", "lender"])
     for variant in ("short", "ttt"):
         taken = plan.taken_vocabulary("borrower", variant, str(SIZE))
         assert taken == [f"results/lender/{variant}/draft_vocabulary_{SIZE}.json"]
@@ -115,7 +113,7 @@ def test_another_runs_vocabulary_is_taken_in_the_variant_of_that_name(settings: 
         taken = settings.plan(runs=runs).taken_vocabulary("borrower", "ttt", str(SIZE))
         assert taken == [f"results/apart/ttt/draft_vocabulary_{SIZE}.json"]
     (settings.folder / "config/run/borrower.yaml").rename(folder / "beside.yaml")
-    assert settings.plan(runs=["else/beside.yaml"]).known_runs == ["beside", "apart"]
+    assert list(settings.plan(runs=["else/beside.yaml"]).files) == ["beside", "apart"]
 
 
 KEY, LENT = "run 'demo-eagle3', variant 'ttt'", "recipe.method.vocabulary_from"

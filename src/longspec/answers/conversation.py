@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.answers.settings import DROP, ENDPOINT, LOCAL, Regenerate, room_for_prompts
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.data.chat.chat_template import end_of
 from longspec.data.chat.encoding import Encoder
 from longspec.data.chat.special_tokens import REASONING, LayoutError, special_names
@@ -269,7 +269,7 @@ def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:
     eos: Any = None
     for name in ("config.json", "generation_config.json"):  # the second one's word counts
         if (target / name).is_file():
-            eos = read_json_object(target / name).get("eos_token_id", eos)
+            eos = read_json(target / name).get("eos_token_id", eos)
     try:
         marker, _ = end_of(encoder.template)
     except LayoutError as error:

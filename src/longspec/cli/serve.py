@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from longspec import methods
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.cli.runs import plan_of, snakemake
 from longspec.config.names import is_gguf
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
     draft = Path(f"results/{name}/{variant}/final_draft")
     if not (draft / "config.json").is_file():
         raise ValueError(f"{draft}: there is no draft yet; make it first: longspec train {options.run}")
-    config, standings = read_json_object(draft / "config.json"), ServesPlan(plan).standings(name, variant)
+    config, standings = read_json(draft / "config.json"), ServesPlan(plan).standings(name, variant)
     loading = [each for each in SERVERS if each in methods.settings_of(config["draft"]).SERVED]
     there = [each for each in loading if standings[each].section is not None]
     engine = ENGINES[options.engine or [*there, *loading, VLLM][0]]
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     if (numbers := Path(f"results/{name}/serves.json")).is_file():
-        show(read_json_object(numbers)["variants"][variant])
+        show(read_json(numbers)["variants"][variant])
     if code:
         print("vLLM keeps clearly less than our loop, or it was not measured, as is said above; it is started all the same")
     speculative = {"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens}

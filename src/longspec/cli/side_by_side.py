@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from longspec import jsonl, shown
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.config import yaml_files
 from longspec.config.schema import mix_of
 from longspec.data.chat.encoding import Encoder
@@ -45,7 +45,7 @@ def target_of(draft: Path, given: str | None) -> str:
 
     Raises ValueError where it is not on this machine.
     """
-    told, seen = str(read_json_object(draft / CONFIG).get("target_path") or ""), f"(seen from {Path.cwd()})"
+    told, seen = str(read_json(draft / CONFIG).get("target_path") or ""), f"(seen from {Path.cwd()})"
     if given:
         if not (Path(given) / CONFIG).is_file():
             raise ValueError(f"--target: {given}: has no config.json {seen}; give the target's folder")

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from longspec.atomic_files import write_json
-from longspec.config import ConfigError, Recipe, Runtime, load, processes_of
+from longspec.config import Recipe, Runtime, load, processes_of
 from longspec.distributed import Ranks, end_at_once, find_ranks, share_global_batch
 from longspec.models.target import resolve_dtype
 from longspec.process_group import join, own_device
@@ -269,7 +269,7 @@ def main(argv: list[str]) -> int:
     options, ranks = parser().parse_args(argv), find_ranks()
     try:
         code = run(options, ranks)
-    except (*ConfigError, OSError, dist.DistError) as error:
+    except (ValueError, OSError, dist.DistError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         code = 1
     end_at_once(code)

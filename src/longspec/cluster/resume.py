@@ -17,7 +17,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import is_alive, read_json_object, write_json
+from longspec.atomic_files import is_alive, read_json, write_json
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
@@ -46,7 +46,7 @@ def note_controller(folder: Path, *, slurm: bool) -> None:
 
 def last_note(folder: Path) -> dict[str, Any]:
     """Return what the Snakemake that was started last here has noted; of none, what may be true."""
-    found = read_json_object(folder / NOTE) if (folder / NOTE).exists() else {}
+    found = read_json(folder / NOTE) if (folder / NOTE).exists() else {}
     return {"slurm": True, "arguments": GO_ON} | found
 
 

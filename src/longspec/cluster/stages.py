@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from longspec import lease
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.cluster.attempt_logs import attempts, begun
 from longspec.slurm import QueuedJob
 from longspec.train.checkpoint import checkpoint_dir
@@ -116,7 +116,7 @@ def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | Non
     """Read the state of one stage from its folder and its logs; what is damaged or may not be read counts as not there."""
     stage = Stage(name, folder, jobs)
     with suppress(ValueError, OSError):
-        stage.status = read_json_object(folder / STATUS)
+        stage.status = read_json(folder / STATUS)
     with suppress(OSError):
         stage.holder = lease.read(folder)
     stage.silent = max(0.0, time.time() - stage.holder.beat / 1e9) if stage.holder else 0.0

@@ -6,7 +6,7 @@ Snakemake imports this room: no torch here.
 # ruff: noqa: F401  (the names that other rooms ask for)
 
 from longspec.config.checks import check_optimizer
-from longspec.config.compose import Config, ConfigError, compose, compose_stage, stages_of
+from longspec.config.compose import Config, compose, compose_stage, stages_of
 from longspec.config.run_file import CONFIG_DIR
 from longspec.config.schema import (
     COLLATIONS,

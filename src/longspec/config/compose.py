@@ -27,8 +27,6 @@ from longspec.config.typed import OF_STAGE
 RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
 NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
 COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads: it takes 0.2 s for each
-# Exceptions that a mistake in a configuration raises.
-ConfigError = (ValueError, HydraException, OmegaConfBaseException)
 NO_EFFECT = "Hydra's own settings have no effect here; remove it (files.out=... is the folder)"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.config.names import HUB_PREFIX, is_gguf
 
 BESIDE = ".target.json"
@@ -59,9 +59,9 @@ def facts_of(source: str, run: Path) -> TargetFacts:
         if not config.is_file():
             what = "has no config.json" if config.parent.is_dir() else "no such folder"
             raise ValueError(f"target: {source}: {what} (seen from {Path.cwd()}); give a folder that transformers loads")
-        return of_config(source, read_json_object(config))
+        return of_config(source, read_json(config))
     kept = kept_beside(run)
-    content = read_json_object(kept) if kept.is_file() else {}
+    content = read_json(kept) if kept.is_file() else {}
     if content.get("source") != source:
         command = ["python", "-m", "longspec.target", "facts", "--source", source, "--out", str(kept)]
         raise NotKnownError(f"target: {source}: nothing is known of it yet; type {join(command)}")

@@ -25,7 +25,6 @@ def parser() -> argparse.ArgumentParser:
     verb = add_verb(verbs, "raw", "read and check the records of one dataset, the held-out ones apart")
     verb.add_argument("--name", required=True, help="the dataset's name")
     verb.add_argument("--settings", required=True, type=json.loads, help="the dataset's entry of workflow.yaml, as JSON")
-    verb.add_argument("--fetched", type=Path, help="of a source on the hub: the manifest that fetch wrote")
     verb.add_argument("--out", required=True, type=Path, help="the manifest to write, the records beside it")
     verb = add_verb(verbs, "tokenize", "write one shard of a raw folder as token ids")
     verb.add_argument("--raw", required=True, type=Path, help="the raw folder's manifest")
@@ -60,7 +59,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         size = sum(file["bytes"] for file in fetched["files"].values())
         return {"commit": fetched["commit"], "files": len(fetched["files"]), "bytes": size}
     if arguments.verb == "raw":
-        return raw.make(arguments.name, arguments.settings, arguments.out, arguments.fetched)["records"]
+        return raw.make(arguments.name, arguments.settings, arguments.out)["records"]
     if arguments.verb == "tokenize":
         made = tokenize.make(arguments.raw, arguments.tokenizer, arguments.shard, arguments.num_shards, arguments.out)
         told = {key: made[key] for key in ("documents", "skipped", *REWRITE_COUNTS, "tokens", "answer_tokens") if key in made}

@@ -75,8 +75,8 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item]:
         yield Item(settings["source"], number, key.encode("utf-8", "surrogateescape"), record, jsonl.encode(record).encode())
 
 
-def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = None) -> dict[str, Any]:
-    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest. `fetched`: of a source of the hub.
+def make(name: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest.
 
     Raises ValueError for a source that cannot be read whole, for too many rejects, and when no record is left to train on;
     of the last two the folder then holds the rejects alone.
@@ -85,8 +85,7 @@ def make(name: str, settings: dict[str, Any], out: Path, fetched: Path | None = 
     source, origin = settings["source"], {}
     files: list[Path] = []
     if is_hub(source):
-        fetched = fetched or Path(MANIFEST.format(dataset=name))
-        files, hub = read_fetched(fetched, f"data.{name}", source, settings["revision"])
+        files, hub = read_fetched(Path(MANIFEST.format(dataset=name)), f"data.{name}", source, settings["revision"])
         origin = {key: hub[key] for key in ("repository", "commit")}
     elif not is_made(source):
         files = source_files.files_of(source)

@@ -178,11 +178,6 @@ def _subjects(folder: Path | None, rng: random.Random) -> list[Subject]:
     return subjects
 
 
-def _askable(task: Task, subjects: list[Subject]) -> list[Subject]:
-    needed = [part for part in (task.about, "other") if any(f"{{{part}}}" in wording for wording in task.wordings)]
-    return [(unit, parts) for unit, parts in subjects if unit.kind in task.kinds and all(parts[part] for part in needed)]
-
-
 def generate(
     records: int, seed: int, min_characters: int = 0, max_characters: int = 4000, folder: Path | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -193,9 +188,11 @@ def generate(
     """
     rng = random.Random(f"{seed}:questions")
     subjects = _subjects(folder, rng)
-    left = {task: _askable(task, subjects) for task in TASKS}
-    for of_task in left.values():
-        rng.shuffle(of_task)
+    left: dict[Task, list[Subject]] = {}
+    for task in TASKS:
+        needed = [part for part in (task.about, "other") if any(f"{{{part}}}" in wording for wording in task.wordings)]
+        left[task] = [each for each in subjects if each[0].kind in task.kinds and all(each[1][part] for part in needed)]
+        rng.shuffle(left[task])
     asked: set[str] = set()
     while len(asked) < records:
         open_tasks = [task for task in TASKS if left[task]]

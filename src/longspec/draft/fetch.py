@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import describe_files, read_json_object
+from longspec.atomic_files import describe_files, read_json
 from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.methods.draft_files import CONFIG, METHOD
 from longspec.models.model_folder import download, weight_files
@@ -16,7 +16,7 @@ def check_folder(folder: Path) -> list[str]:
     """Return the files of a draft's folder that count. Raises ValueError for what it lacks, and for what is no draft."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder / CONFIG}: missing; give the folder of a draft, with its {CONFIG} and its weights")
-    config = read_json_object(folder / CONFIG)
+    config = read_json(folder / CONFIG)
     if METHOD not in config and methods.published_method(config) is None:
         raise ValueError(
             f"{folder / CONFIG}: architectures: {config.get('architectures')!r}: is no published draft that is known; "

@@ -1,7 +1,7 @@
 """The draft folder: weights under the published names, config.json, and how transformers decodes with it."""
 
 import shutil
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,13 @@ def config_of(method: Method, settings: Any, target_path: str, target_source: st
     """config.json: the target's family and shapes, the variant's switches a decoder must know, and the method's own fields."""
     config = read_target_config(target_path)
     target, own = config.to_dict(), method.config_fields(config, settings)
-    stored = {each.name: getattr(settings, each.name) for each in fields(settings) if _is_stored(each, settings)}
+    # A later field at its default is not stored: older folders, from before it, say the same.
+    stored = {
+        each.name: getattr(settings, each.name)
+        for each in fields(settings)
+        if each.metadata.get("stored", True)
+        and not (each.metadata.get("later") and getattr(settings, each.name) == each.default)
+    }
     return own | {
         METHOD: method.name,
         "num_parameters": sum(tensor.numel() for tensor in empty_layer(method, config, settings).state_dict().values()),
@@ -77,12 +83,6 @@ def config_of(method: Method, settings: Any, target_path: str, target_source: st
         "settings": stored | own.get("settings", {}),
         "stage": stage,
     }
-
-
-def _is_stored(field: Field[Any], settings: Any) -> bool:
-    """Tell whether a setting is stored. A later field at its default is not: older folders, from before it, say the same."""
-    default = field.metadata.get("later", False) and getattr(settings, field.name) == field.default
-    return field.metadata.get("stored", True) and not default
 
 
 def write_draft(

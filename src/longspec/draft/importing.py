@@ -9,7 +9,7 @@ import yaml
 from torch import Tensor
 
 from longspec import methods
-from longspec.atomic_files import describe_files, read_json_object
+from longspec.atomic_files import describe_files, read_json
 from longspec.config.names import IMPORTED
 from longspec.distributed import log
 from longspec.draft.folder import config_of, empty_layer, write_draft
@@ -24,7 +24,7 @@ from longspec.models.weight_files import read_folder, read_tensors
 def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor], Any]:
     """Return method, state dict and settings of a draft's folder, published or ours."""
     config = read_target_config(target_path)
-    content = {} if folder.is_file() else read_json_object(folder / CONFIG)
+    content = {} if folder.is_file() else read_json(folder / CONFIG)
     if METHOD in content:
         method = methods.method(content[METHOD])
         settings = method.stored_settings(folder)
@@ -49,7 +49,7 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
     draft. Raises ValueError that names what cannot be represented, and keys of the recipe that say otherwise.
     """
     manifest: dict[str, Any] = {"path": str(target), "source": str(target)}
-    manifest |= {"files": describe_files(target, tokenizer_files(target))} if target.is_dir() else read_json_object(target)
+    manifest |= {"files": describe_files(target, tokenizer_files(target))} if target.is_dir() else read_json(target)
     target_path, tokenizer = manifest["path"], tokenizer_hash(manifest.get("files", {}))
     method, state, settings = read_draft(folder, target_path)
     config = read_target_config(target_path)

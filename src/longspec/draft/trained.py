@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from longspec.atomic_files import read_json, read_json_object, sha256_file, write_text
+from longspec.atomic_files import read_json, sha256_file, write_text
 from longspec.config import Recipe, typed, yaml_files
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST
@@ -23,7 +23,7 @@ class Checkpoint:
     """A stage's checkpoint.json. stage: the stage's folder."""
 
     def __init__(self, path: Path) -> None:
-        self.path, self.stage, self._content = path, path.absolute().parent, read_json_object(path)
+        self.path, self.stage, self._content = path, path.absolute().parent, read_json(path)
 
     @property
     def slot(self) -> Path:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from omegaconf import MISSING
 
 from longspec import methods
-from longspec.atomic_files import check_files, describe_files, files_below, read_json, read_json_object, write_manifest
+from longspec.atomic_files import check_files, describe_files, files_below, read_json, write_manifest
 from longspec.config.faults import faults_of
 from longspec.config.names import HUB_PREFIX
 
@@ -62,7 +62,7 @@ def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not (folder / CONFIG).is_file():
         return None
-    file, content = folder / CONFIG, read_json_object(folder / CONFIG)
+    file, content = folder / CONFIG, read_json(folder / CONFIG)
     if METHOD not in content:
         return None  # a target's, say
     if content[METHOD] not in methods.names():

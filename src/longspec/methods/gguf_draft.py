@@ -16,7 +16,6 @@ from longspec.methods.exported_draft import ExportedDraft
 from longspec.methods.own_layers import OwnLayersMethod
 from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models import gguf_writer
-from longspec.models.gguf_writer import LAYER
 
 
 def read(folder: Path, method: OwnLayersMethod, context: int | None) -> ExportedDraft:
@@ -28,19 +27,12 @@ def read(folder: Path, method: OwnLayersMethod, context: int | None) -> Exported
     return draft
 
 
-def gguf_name(name: str, outside: Mapping[str, str]) -> str:
-    """Return llama.cpp's name of a tensor: one of `outside`, or a part of layer N below `layers.N.`, else of the only layer."""
-    if name in outside:
-        return outside[name]
-    module, _, kind = name.removeprefix("layers.").rpartition(".")
-    layer, _, part = module.partition(".")
-    return f"blk.{layer if layer.isdigit() else 0}.{LAYER[part]}.{kind}"
-
-
 def write(draft: ExportedDraft, outside: Mapping[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
     """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
     written = gguf_writer.rope_factors(draft.config)
-    written |= {gguf_name(name, outside): tensor for name, tensor in draft.tensors.items()}
+    name_of = gguf_writer.names_of(draft.config.num_hidden_layers)
+    for name, tensor in draft.tensors.items():
+        written[outside.get(name) or name_of(f"model.{name.replace('midlayer.', 'layers.0.', 1)}")] = tensor
     own = gguf_writer.layer_keys(draft.config, draft.folder / "config.json") | keys
     folder = draft.folder  # the target's tokenizer: the draft's own, else the target's
     if not (folder / "tokenizer.json").is_file():

@@ -5,17 +5,18 @@ Shapes: N heads, D head width, C inputs of a projection.
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quantize
+from gguf import GGML_QUANT_SIZES, MODEL_ARCH, GGMLQuantizationType, GGUFWriter, get_tensor_name_map, quantize
 from torch import Tensor
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from longspec.atomic_files import new_file, read_json_object
+from longspec.atomic_files import new_file, read_json
 from longspec.models.target import head_width
 
 DTYPES = {
@@ -29,20 +30,11 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_ty
 # Names of ways to split text (tokenizer.ggml.pre); of several names for one way the first.
 BY_REGEX = ("llama-bpe", "qwen2", "gpt-4o", "tekken", "qwen35")
 DIGITS_APART, AS_GPT2 = "smollm", "gpt-2"
-# The parts of a decoder layer, by transformers' names and llama.cpp's.
-LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+
+
+def names_of(layers: int) -> Callable[[str], str]:
+    """Return how llama.cpp names a tensor of transformers'; qwen3 has every part that any layer here has."""
+    return partial(get_tensor_name_map(MODEL_ARCH.QWEN3, layers).get_name, try_suffixes=(".weight", ".bias"))
 
 
 def dtype_of(name: str | None, stored: str | None) -> GGMLQuantizationType:
@@ -166,7 +158,7 @@ def tokenizer_keys(folder: Path, tokens: int) -> dict[str, Any]:
     Raises ValueError, with the file, for a tokenizer that is no byte-level BPE or splits text in a way without a known name.
     """
     file = folder / "tokenizer.json"
-    content, settings = read_json_object(file), read_json_object(folder / "tokenizer_config.json")
+    content, settings = read_json(file), read_json(folder / "tokenizer_config.json")
     model = content["model"]
     if model["type"] != "BPE" or model.get("byte_fallback"):
         raise ValueError(

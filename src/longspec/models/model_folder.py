@@ -6,9 +6,8 @@ No torch: runs are planned with it, and login nodes fetch.
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 
 WEIGHT_MAP = "weight_map"
 INDEX = ".index.json"
@@ -29,7 +28,7 @@ def weight_files(folder: Path) -> list[str]:
 
 def read_weight_map(index: Path) -> dict[str, str]:
     """Tensor -> the file beside the index that holds it. Raises ValueError for a damaged index and for a missing file."""
-    where = read_json_object(index).get(WEIGHT_MAP)
+    where = read_json(index).get(WEIGHT_MAP)
     if not where or not isinstance(where, dict) or any(Path(str(file)).name != file for file in where.values()):
         raise ValueError(
             f"{index}: {WEIGHT_MAP}: must hold, for each tensor, the name of a file beside the index; download it again"
@@ -46,16 +45,15 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     revision: a branch, tag or commit; None: the main branch. Raises ValueError that says why it cannot be fetched, and how to
     do without the network: `otherwise` says what to place where.
     """
-    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
     logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
-    endpoint = os.environ.get("HF_ENDPOINT") or None
-    token = os.environ.get("HF_TOKEN") or False  # False: no token that a login left on this machine
+    # False: no token that a login left on this machine.
+    hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
     try:
-        commit = HfApi(endpoint=endpoint, token=token).model_info(repository, revision=revision).sha
-        where: dict[str, Any] = {"local_dir": folder, "endpoint": endpoint, "token": token}
-        snapshot_download(repository, revision=commit, allow_patterns=patterns, ignore_patterns=ELSEWHERE, **where)
+        commit = hub.model_info(repository, revision=revision).sha
+        hub.snapshot_download(repository, revision=commit, allow_patterns=patterns, ignore_patterns=ELSEWHERE, local_dir=folder)
     except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
         name = repository if revision is None else f"{repository}@{revision}"
         raise ValueError(

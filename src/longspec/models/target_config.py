@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.families import check_family
 
 CONFIG = "config.json"
@@ -19,7 +19,7 @@ def read_target_config(target: str | Path) -> Any:
 
     file = f"{target}/{CONFIG}"
     if Path(target).is_dir():
-        content = read_json_object(Path(target) / CONFIG)
+        content = read_json(Path(target) / CONFIG)
     else:
         try:
             content, _ = PretrainedConfig.get_config_dict(str(target))

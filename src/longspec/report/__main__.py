@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 from longspec import shown
-from longspec.atomic_files import read_json_object, write_json, write_text
+from longspec.atomic_files import read_json, write_json, write_text
 from longspec.measure.tasks import parse
 from longspec.report.acceptance_file import store_acceptance
 from longspec.report.inputs import read_target, read_variant, records_that_chose
@@ -20,7 +20,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m longspec.report", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="[RUN/]NAME=FOLDER; repeat it")
-    parser.add_argument("--vocabulary", default=[], action="append", type=named_path, help="NAME=FILE, of a variant")
+    parser.add_argument(
+        "--vocabulary", default=[], nargs="*", type=Path, help="draft vocabularies, each in its variant's folder"
+    )
     parser.add_argument("--evaluations", default=EVALUATIONS, metavar="NAME", help="folder of the measurements in a variant's")
     parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
     parser.add_argument("--gates", required=True, type=json.loads, help="the gates section as JSON")
@@ -36,13 +38,13 @@ def make_report(options: argparse.Namespace) -> None:
     """Read everything, then write the drafts' acceptance beside them, the numbers and the page."""
     settings = parse(options.settings)
     target = read_target(options.model_dir)
-    vocabularies = dict(options.vocabulary)
+    vocabularies = {path.parent: path for path in options.vocabulary}
     records = records_that_chose(folder for _, folder in options.variant)
     variants = [
-        read_variant(name, folder, settings, vocabularies.get(name), options.evaluations, records)
+        read_variant(name, folder, settings, vocabularies.get(folder), options.evaluations, records)
         for name, folder in options.variant
     ]
-    raw, packed, answered = (list(map(read_json_object, paths)) for paths in (options.raw, options.packed, options.answers))
+    raw, packed, answered = (list(map(read_json, paths)) for paths in (options.raw, options.packed, options.answers))
     numbers = report_numbers(options.run, variants, settings, options.gates)
     page = render(variants, numbers, settings, target, raw, packed, answered)
     for variant in variants:

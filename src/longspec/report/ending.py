@@ -5,7 +5,7 @@ from shlex import quote
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.engines import VLLM
 
 TITLE = "tokens a round, the target's own included, with their 95 % interval; times plain decoding's speed"
@@ -16,7 +16,7 @@ def lines(run: str, given: str | None = None) -> list[str]:
     numbers = Path(f"results/{run}/report.json")
     if not numbers.is_file():
         return []
-    report = read_json_object(numbers)
+    report = read_json(numbers)
     told: list[str] = []
     for variant, drafters in report["overall"].items():
         told += ["", f"{variant}: {TITLE}"]
@@ -42,7 +42,7 @@ def _next(run: str, draft: Path) -> list[str]:
     """Return how to see the draft at work, and how to serve it where an engine loads it."""
     if not (draft / "config.json").is_file():
         return []
-    config = read_json_object(draft / "config.json")
+    config = read_json(draft / "config.json")
     told = [f"Try it:    longspec try {draft}"]
     if VLLM in methods.settings_of(str(config["draft"])).SERVED:
         return [*told, f"Serve it:  longspec serve {quote(run)}"]

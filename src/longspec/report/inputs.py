@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import jsonl
-from longspec.atomic_files import read_json_object, sha256_file
+from longspec.atomic_files import read_json, sha256_file
 from longspec.config import Recipe, load
 from longspec.config.names import BASELINES, FINAL, IMPORTED, UNTRAINED, WITH_LOOKUP
 from longspec.config.schema import mix_of, mix_told
@@ -80,7 +80,7 @@ def read_stage(folder: Path) -> Stage:
 
 def read_provenance(folder: Path) -> dict[str, Any]:
     """Read what the final draft in a variant's folder says of its making."""
-    return read_json_object(folder / "final_draft" / "provenance.json")
+    return read_json(folder / "final_draft" / "provenance.json")
 
 
 def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
@@ -115,19 +115,15 @@ def read_variant(
         lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
     held = None if vocabulary is None else read_draft_vocabulary(vocabulary)
     published = provenance.get(FINAL, {"stage": stages[-1].name})["stage"]
-    machine = _machine_of(finished(folder / measured / f"{published}.jsonl"))
+    told = finished(folder / measured / f"{published}.jsonl")
+    identity = next(jsonl.read(told), {}).get("identity", {}) if told.is_file() else {}
+    machine = {name: identity[name] for name in MACHINE if name in identity}
     return Variant(name, stages, drafters, provenance, published, held, machine)
-
-
-def _machine_of(measured: Path) -> dict[str, Any]:
-    """Return the devices that an evaluation ran on; nothing where it left no word of them."""
-    identity = next(jsonl.read(measured), {}).get("identity", {}) if measured.is_file() else {}
-    return {name: identity[name] for name in MACHINE if name in identity}
 
 
 def read_target(model_dir: Path) -> dict[str, Any]:
     """Read what the page tells of a target: name, source, its manifest's hash, and its config.json, found through that."""
     path = model_dir / "target_manifest.json"
-    manifest = read_json_object(path)
-    config = read_json_object(Path(manifest["path"]) / "config.json")
+    manifest = read_json(path)
+    config = read_json(Path(manifest["path"]) / "config.json")
     return {"name": model_dir.name, "config": config, "manifest_hash": sha256_file(path), "source": manifest["source"]}

@@ -7,7 +7,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from longspec.config import PARTITIONED, ConfigError, Recipe, Runtime, load
+from longspec.config import PARTITIONED, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
@@ -42,7 +42,7 @@ def main() -> None:
         source, rows = rows_of(options.out, PackedRows(options.data))
         computation = Computation(recipe, runtime, options.target, source, options.vocabulary, device)
         log(f"done: {build(options.out, computation, rows, ranks)}", ranks)
-    except (*ConfigError, OSError) as error:
+    except (ValueError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     end_at_once(code)

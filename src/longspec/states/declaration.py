@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.atomic_files import read_json, sha256_text
-from longspec.data.pack.arrow_shards import PackedRows, Row
+from longspec.data.pack.arrow_shards import PackedRows, Row, stacked
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import check_family_named, method_of, settings_of
@@ -52,10 +52,8 @@ class RowSource:
     def batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return what the target is asked with, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
         rows = [self.rows[number] for number in numbers]
-        ids_BS, positions_BS, documents_BS = (
-            torch.from_numpy(np.stack([getattr(row, name) for row in rows]).astype(np.int64))
-            for name in ("input_ids_S", "position_ids_S", "document_ids_S")
-        )
+        names = ("input_ids_S", "position_ids_S", "document_ids_S")
+        ids_BS, positions_BS, documents_BS = (torch.from_numpy(stacked(rows, name)) for name in names)
         return ids_BS, positions_BS, documents_BS if bool((documents_BS > 0).any()) else None
 
 

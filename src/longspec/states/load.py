@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 from transformers.utils import logging
 
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.config import PARTITIONED, TENSOR_PARALLEL, differences
 from longspec.models.attention.backends import choose
 from longspec.models.target import check_splits, head_width, load_target, split_over, without_layers
@@ -53,7 +53,7 @@ def _built_again(path: Path) -> str:
 
 def _read_shard(path: Path) -> tuple[dict[str, Any], list[Path]]:
     """Return a shard's declaration and its files of rows. Raises ValueError for one that is gone or of another version."""
-    content = read_json_object(path) if path.is_file() else {}
+    content = read_json(path) if path.is_file() else {}
     if {"declaration", "parts"} - content.keys():
         raise ValueError(f"{path}: holds no stored states of this version; {_built_again(path)}")
     parts = [path.with_name(name) for name in content["parts"]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import atomic_files
-from longspec.atomic_files import describe_files, path_text, read_json_object, write_json
+from longspec.atomic_files import describe_files, path_text, read_json, write_json
 from longspec.config.names import HUB_PREFIX, hub_source, is_gguf
 from longspec.config.target_facts import TargetFacts, of_config
 from longspec.draft_vocabulary import tokenizer_files
@@ -100,7 +100,7 @@ def _facts_of_folder(source: str) -> TargetFacts:
                     f"{source}: has no config.json; give a repository that transformers loads, or download its .gguf file and "
                     "give the file's path"
                 )
-        config = read_json_object(folder / "config.json")
+        config = read_json(folder / "config.json")
     check_content(config, f"{source}: config.json")
     return of_config(source, config)
 

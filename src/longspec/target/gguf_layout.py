@@ -13,13 +13,10 @@ from transformers import AutoModelForCausalLM
 
 from longspec.engines import ENGINES, LLAMA_CPP
 from longspec.models import gguf_writer
-from longspec.models.gguf_writer import LAYER
 from longspec.models.target_config import read_target_config
 from longspec.models.weight_files import read_folder
 
 FAMILIES = ENGINES[LLAMA_CPP].targets or ()
-OUTSIDE = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-LAYERS = "model.layers."
 
 
 def write(folder: Path, out: Path, dtype: str | None) -> None:
@@ -32,7 +29,8 @@ def write(folder: Path, out: Path, dtype: str | None) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     weights = {name: tensor for name, tensor in model.state_dict().items() if name not in model.all_tied_weights_keys}
-    own = {gguf_name(name): name for name in weights}
+    name_of = gguf_writer.names_of(config.num_hidden_layers)
+    own = {name_of(name): name for name in weights}
     heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
     extra = gguf_writer.rope_factors(config)
 
@@ -63,12 +61,3 @@ def check(config: Any, file: Path) -> None:
     windows = getattr(config, "layer_types", None) or []
     if "sliding_attention" in windows or (config.model_type == "mistral" and config.sliding_window is not None):
         raise ValueError(f"{file}: sliding_window: the layout gguf has none for targets; serve it by vLLM")
-
-
-def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a target's tensor."""
-    module, _, kind = name.rpartition(".")
-    if module in OUTSIDE:
-        return f"{OUTSIDE[module]}.{kind}"
-    number, _, part = module.removeprefix(LAYERS).partition(".")
-    return f"blk.{number}.{LAYER[part]}.{kind}"

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
@@ -19,7 +18,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from longspec.atomic_files import files_below, new_folder
 from longspec.config import Build
 from longspec.data.chat.encoding import load_tokenizer
-from longspec.data.pack.arrow_shards import PackedRows, Row
+from longspec.data.pack.arrow_shards import PackedRows, Row, stacked
 from longspec.data.schedule import Schedule
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
@@ -41,12 +40,10 @@ def collate(rows: list[Row]) -> tuple[dict[str, Any], torch.Tensor]:
 
     A document's first token and padding are nobody's label.
     """
-    input_ids_BS = torch.from_numpy(np.stack([row.input_ids_S for row in rows])).long()
-    loss_mask_BS = torch.from_numpy(np.stack([row.loss_mask_S for row in rows])).bool()
-    position_ids_BS = torch.from_numpy(np.stack([row.position_ids_S for row in rows])).long()
+    names = ("input_ids_S", "loss_mask_S", "position_ids_S", "document_ids_S")
+    input_ids_BS, loss_mask_BS, position_ids_BS, document_ids_BS = (torch.from_numpy(stacked(rows, name)) for name in names)
     labels_BS = torch.full_like(input_ids_BS, NO_LABEL)
-    labels_BS[:, :-1] = input_ids_BS[:, 1:].masked_fill(~loss_mask_BS[:, 1:], NO_LABEL)
-    document_ids_BS = torch.from_numpy(np.stack([row.document_ids_S for row in rows])).long()
+    labels_BS[:, :-1] = input_ids_BS[:, 1:].masked_fill(loss_mask_BS[:, 1:] == 0, NO_LABEL)
     # One document to each row, without padding, needs no ids: the rows then share their calls.
     alike = bool((document_ids_BS == document_ids_BS[:, :1]).all())
     visibility = Visibility(document_ids_BT=None if alike else document_ids_BS)

@@ -23,8 +23,9 @@ import torch
 import torch.distributed as dist
 from tqdm import tqdm
 
+from longspec import jsonl
 from longspec.atomic_files import checked_folder, named_folder
-from longspec.config import ConfigError, Runtime
+from longspec.config import Runtime
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
@@ -40,7 +41,7 @@ from longspec.train.dry_batch import check_memory
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, sums_in_float32
 from longspec.train.estimate import plan
 from longspec.train.held_out_estimate import HeldOut
-from longspec.train.metrics import Metrics, costs_of, whole_lines
+from longspec.train.metrics import Metrics, costs_of
 from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.preemption import SkippedSteps, Stop
 from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
@@ -149,7 +150,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
     metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     with non_retryable():
-        record = [] if metrics is None else whole_lines(metrics.path)
+        record = [] if metrics is None else jsonl.whole_lines(metrics.path)
         trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
@@ -255,7 +256,7 @@ def main() -> None:
             lease = acquire(job.out)
             freeze(job)
         code = run(job, ranks, lease)
-    except (*ConfigError, save_load.SaveError) as error:
+    except (ValueError, save_load.SaveError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     except Exception as error:

@@ -32,7 +32,7 @@ class Metrics:
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
-        jsonl.write(path, [row for row in whole_lines(path) if row["step"] <= resumed_step])
+        jsonl.write(path, [row for row in jsonl.whole_lines(path) if row["step"] <= resumed_step])
         self.path, self.check, self.handle = path, check, path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
@@ -49,18 +49,7 @@ class Metrics:
         """Copy the whole record to its final name."""
         self.handle.close()
         self.check()
-        jsonl.write(final, whole_lines(self.path))
-
-
-def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the file's rows, less a last line that a kill tore. Raises ValueError for another line that is not JSON."""
-    rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
-        try:
-            rows += [json.loads(line)] if line else []
-        except ValueError as error:
-            raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
-    return rows
+        jsonl.write(final, jsonl.whole_lines(self.path))
 
 
 def costs_of(

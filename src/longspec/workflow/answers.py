@@ -3,15 +3,13 @@
 A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide them).
 """
 
-from pathlib import Path
-
 from longspec.answers import settings as answer_settings
 from longspec.answers.settings import parse
 from longspec.config.schema import mix_of
 from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
-from longspec.workflow.settings.targets import sizes_of
+from longspec.workflow.settings.runs import sizes_of
 
 KEY = "regenerate"
 
@@ -42,8 +40,7 @@ class AnswersPlan:
                 )
         for model, name in self.wanted():
             config = next(each for each in choices.configs.values() if each.recipe.model.name == model)
-            fetched = Path(paths.TARGET.format(model=model)).parent / "target"
-            _, _, positions = sizes_of(config.recipe.model.source, config.build, fetched)
+            _, _, positions = sizes_of(config)
             if positions is not None:
                 answer_settings.room_for_prompts(self.chosen[name], positions, f"data.{name}.{KEY}")
 

@@ -38,11 +38,6 @@ class Choices:
         """Return the chosen runs."""
         return self.settings["runs"]
 
-    @property
-    def known_runs(self) -> list[str]:
-        """Return the chosen runs and those that lend them something."""
-        return list(self.files)
-
     @cached_property
     def stages(self) -> dict[str, list[str]]:
         """Return the stages of each run, in order."""
@@ -104,7 +99,7 @@ class Choices:
     @property
     def beginnings(self) -> list[str]:
         """Return where the drafts made elsewhere come from that runs begin with, each once."""
-        found = [self.init(run, variant) for run in self.known_runs for variant in self.variants[run]]
+        found = [self.init(run, variant) for run in self.files for variant in self.variants[run]]
         return sorted({source for source in found if source is not None})
 
     def init(self, run: str, variant: str) -> str | None:

@@ -10,7 +10,7 @@ from shlex import join
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json_object, write_text
+from longspec.atomic_files import read_json, write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.config.schema import mix_of
@@ -57,17 +57,13 @@ class Plan(MeasuringPlan):
         for name in self.datasets_in_use():
             source = held = self.data[name]["source"]
             with suppress(OSError, ValueError):  # not there, or damaged, as its job will find
-                held = read_json_object(Path(paths.RAW.format(dataset=name)))["settings"]["source"]
+                held = read_json(Path(paths.RAW.format(dataset=name)))["settings"]["source"]
             if held != source:
                 lines.append(
                     f"data.{name}: its records here are of {held}; they and all that follows are made again, of {source}. "
                     "If another run has data of this name, rename one of the two"
                 )
         return lines
-
-    def fetched_option(self, dataset: str, files: list[str]) -> list[str]:
-        """Return a job's option that names fetched files; other files it finds by the settings."""
-        return ["--fetched", *files] if dataset in self.from_hub else []
 
     def shards(self, dataset: str) -> int:
         """Return in how many parts a dataset is tokenized."""
@@ -147,10 +143,6 @@ class Plan(MeasuringPlan):
         """Return the draft vocabularies that a report tells of."""
         return [path for variant in self.variants[run] for path in self.vocabulary_while_drafting(run, variant)]
 
-    def report_vocabulary_options(self, run: str, vocabularies: list[str]) -> list[str]:
-        """Return the report's options that name them, each with its variant."""
-        return [each for path in vocabularies for each in ("--vocabulary", f"{Path(path).parent.name}={path}")]
-
     # Two runs side by side.
 
     def compared_options(self, first: str, second: str) -> list[str]:
@@ -162,8 +154,7 @@ class Plan(MeasuringPlan):
         options = ["--settings", self.evaluation_settings(first), "--gates", self.gates(first)]
         options += ["--model-dir", str(Path(self.target(first)).parent)]
         options += [each for run, name in both for each in ("--variant", f"{run}/{name}=results/{run}/{name}")]
-        held = [f"{run}/{name}={path}" for run, name in both for path in self.vocabulary_while_drafting(run, name)]
-        options += [each for path in held for each in ("--vocabulary", path)]
+        options += ["--vocabulary", *(path for run, name in both for path in self.vocabulary_while_drafting(run, name))]
         for option, question in (("--raw", self.report_records), ("--packed", self.trained_rows)):
             options += [option, *sorted({*question(first), *question(second)})]
         return options
@@ -229,7 +220,7 @@ class Plan(MeasuringPlan):
     @property
     def begun_runs(self) -> list[str]:
         """Return the runs that begin with such a draft in some variant."""
-        return [run for run in self.known_runs if any(self.init(run, variant) for variant in self.variants[run])]
+        return [run for run in self.files if any(self.init(run, variant) for variant in self.variants[run])]
 
     def fetched_draft(self, run: str, variant: str) -> list[str]:
         """Return the manifest of the draft that a run begins with; none for a run that begins anew."""

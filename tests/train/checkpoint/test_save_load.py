@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 
 from longspec.atomic_files import describe_files
 from longspec.distributed import ALONE
+from longspec.jsonl import whole_lines
 from longspec.train.checkpoint import checkpoint_dir, save_load, zero_state
-from longspec.train.metrics import Metrics, whole_lines
+from longspec.train.metrics import Metrics
 from tests.refusals import refused
 
 

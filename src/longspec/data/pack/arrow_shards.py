@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from longspec.atomic_files import check_files, checked_manifest, read_json_object, sha256_file
+from longspec.atomic_files import check_files, checked_manifest, read_json, sha256_file
 
 ROWS = "rows.arrow"  # beside the manifest of a packed folder
 DOCUMENT_STARTS, LENGTH, RECORDS, NUM_LABELS, PIECE_STARTS = range(2, 7)  # columns of packed rows, behind ids and mask
@@ -112,6 +112,11 @@ class Row:
     records: list[int]  # of each document: where its record's line begins in train.jsonl, in bytes
 
 
+def stacked(rows: Sequence[Row], name: str) -> NDArray[np.int64]:
+    """Return one array of all rows, [B, S]."""
+    return np.stack([getattr(row, name) for row in rows]).astype(np.int64)
+
+
 class PackedRows:
     """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing, torn, changed, or of another kind.
 
@@ -121,7 +126,7 @@ class PackedRows:
 
     def __init__(self, manifest_path: Path) -> None:
         manifest_path = Path(manifest_path)
-        self.manifest: dict[str, Any] = read_json_object(manifest_path)
+        self.manifest: dict[str, Any] = read_json(manifest_path)
         for name in ("sequence_length", "rows", "tokenizer", "files"):
             if name not in self.manifest:
                 raise ValueError(f"{manifest_path}: {name}: is missing; give the manifest of packed rows, of data/packed")

@@ -110,12 +110,13 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
         asked = f"{len(request.prompt)} tokens of prompt, {request.max_tokens} of text"
         raise ValueError(f"evaluation.engine: openvino: refuses {request.id} ({asked}): {_last_line(error)}") from None
     tokens = cut(list(map(int, found.tokens[0])), request)
+    times = [each.perf_metrics.raw_metrics.m_new_token_times for each in (found, *others)]  # milliseconds
     kept = rounds_within(list(found.perf_metrics.raw_metrics.m_batch_sizes), len(tokens))
     return Answer(
         id=request.id,
         tokens=tokens,
         accepted=kept,
-        seconds=[_seconds(each, 1 + len(kept)) for each in (found, *others)],
+        seconds=[float(each[len(kept)] - each[0]) / 1000 for each in times],
         best=list(_best(engine.target, request, tokens)) if request.best else [],
     )
 
@@ -145,12 +146,6 @@ def _settings(engine: Engine, request: Request) -> Any:
     if engine.kind == LOOKUP:
         settings.max_ngram_size = NGRAM
     return settings
-
-
-def _seconds(found: Any, steps: int) -> float:
-    """Return the seconds from the first token to the end of the last of so many steps."""
-    milliseconds = found.perf_metrics.raw_metrics.m_new_token_times
-    return float(milliseconds[steps - 1] - milliseconds[0]) / 1000
 
 
 def _best(target: Any, request: Request, tokens: list[int]) -> Iterator[list[tuple[int, float]]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import check_files, fsync_path, read_json_object, remove, sha256_text
+from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
 from longspec.distributed import log
 
 CHECKPOINTS = "checkpoints"  # their folder in a stage's
@@ -53,7 +53,7 @@ def seal(content: dict[str, Any]) -> dict[str, Any]:
 
 def read_manifest(slot: Path) -> dict[str, Any]:
     """Read the manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
-    manifest = read_json_object(slot / MANIFEST)
+    manifest = read_json(slot / MANIFEST)
     if seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
         raise ValueError(f"{slot / MANIFEST}: differs from its own hash; corrupt or edited")
     return manifest

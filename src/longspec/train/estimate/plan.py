@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from longspec.atomic_files import named_folder
-from longspec.config import ConfigError, Recipe, Runtime, load
+from longspec.config import Recipe, Runtime, load
 from longspec.config.schema import mix_of, shares_of
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import Schedule, chances
@@ -178,7 +178,7 @@ def main(argv: list[str]) -> int:
             plan_stage(config, recipe, runtime, own, options.ranks, torch.device(options.device))
             for (recipe, runtime), own in zip(stages, rows, strict=True)
         ]
-    except ConfigError as error:
+    except ValueError as error:
         print(f"error: {one_line(error)}", file=sys.stderr)
         return 1
     for (recipe, _), plan in zip(stages, plans, strict=True):

@@ -208,7 +208,7 @@ def with_lenders(
 
 def check_lenders(choices: Choices) -> None:
     """Raise ValueError, with the key, for a run that takes its vocabulary of one for another target, or that takes its own."""
-    for run in choices.known_runs:
+    for run in choices.files:
         for variant in choices.variants[run]:
             if (lent := choices.lender(run, variant)) is not None:
                 own, other = choices.model_of(run), choices.model_of(lent[0])

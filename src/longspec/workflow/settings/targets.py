@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json_object
+from longspec.atomic_files import read_json
 from longspec.config.checks import BUILT, SOURCES
 from longspec.config.faults import faults_in
 from longspec.config.names import HUB_PREFIX, WHEEL_PREFIX, is_gguf, is_name
@@ -54,7 +54,7 @@ def folder_of(source: str, fetched: Path) -> Path:
 def settings_of(folder: Path) -> dict[str, Any] | None:
     """Return a target's own configuration; None where there is none. Raises ValueError for a file that is no JSON object."""
     path = folder / "config.json"
-    return read_json_object(path) if path.is_file() else None
+    return read_json(path) if path.is_file() else None
 
 
 def check_target(key: str, recipe: Any, fetched: Path) -> None:
@@ -111,7 +111,7 @@ def local_files(source: str) -> list[str]:
 
 def check_beginnings(choices: Choices) -> None:
     """Raise ValueError, with the key, for a draft to begin with that is not there."""
-    for run in choices.known_runs:
+    for run in choices.files:
         for variant in choices.variants[run]:
             recipe = choices.first_recipe(run, variant)
             key, source = f"run '{run}', variant '{variant}': recipe.init", recipe.init
@@ -138,7 +138,7 @@ def _check_local(key: str, folder: Path, method: str) -> None:
             f"{key}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from {Path.cwd()}); give "
             f"{HUB_PREFIX}<owner>/<repository>[@revision] or the folder of a draft"
         )
-    config = read_json_object(folder / "config.json")
+    config = read_json(folder / "config.json")
     found = config.get(METHOD) or methods.published_method(config)
     if found != method:
         told = f"is a draft of {found}" if found else f"architectures: {config.get('architectures')!r}: no draft that is known"
