@@ -125,6 +125,22 @@ def test_flattened_and_filtered_records_are_counted_and_siblings_stay_together(t
     assert originals == [lines[n] for n in range(10, 300) if "" in books[n]["pages"]] + [lines[300]]
 
 
+def test_answers_to_one_question_are_held_out_together(tmp_path: Path) -> None:
+    records = [{"meta": {"q": f"q{n}"}, "problem": f"q{n}", "qwq": f"a{k}"} for n in range(60) for k in range(4)]
+    lines = [jsonl.encode(record) + "\n" for record in [*records, {"problem": "without", "qwq": "a"}]]
+    (tmp_path / "in.jsonl").write_text("".join(lines))
+    both = []
+    for by in ("", "meta.q"):
+        settings = {"source": str(tmp_path / "in.jsonl"), "held_out": 0.3, "held_out_by": by, "max_rejected": 0.1}
+        raw.make("d", settings, tmp_path / RAW)
+        asked = [{row["problem"] for row in rows(tmp_path / "raw", part)} for part in ("train", "held_out")]
+        both.append(len(asked[0] & asked[1]))
+        assert len(asked[1]) > 5
+    assert (both[0] > 20, both[1]) == (True, 0)
+    [reject] = rows(tmp_path / "raw", "rejects")
+    assert (reject["line"], reject["field"]) == (len(lines), "meta.q")
+
+
 def test_held_out_share_follows_the_line_alone(tmp_path: Path) -> None:
     lines = [json.dumps({"text": f"line {n}"}) for n in range(2000)]
     kept: list[set[str]] = []

@@ -1,6 +1,7 @@
 """A run of three lines: a target, its data and a method; all else follows from these."""
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,15 @@ def test_records_of_another_source_under_its_name_are_told(own: Settings, monkey
         write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": source}})
         lines = own.plan(run="mine").other_sources()
         assert (len(lines), "".join(lines).startswith("data.chats:")) == (told, bool(told))
+    inputs = {path: {"bytes": Path(path).stat().st_size} for path in map(str, Path("inputs").glob("*.jsonl"))}
+    write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": "inputs/*.jsonl"}, "inputs": inputs})
+    assert own.plan(run="mine").other_sources() == []
+    path = next(iter(inputs))
+    Path(path).write_text(Path(path).read_text() * 2)
+    assert own.plan(run="mine").other_sources() == []  # newer: Snakemake makes the records again
+    os.utime(path, (0, 0))
+    [line] = own.plan(run="mine").other_sources()
+    assert f"data.chats: {path}:" in line
 
 
 def test_the_run_that_the_readme_shows_is_planned(own: Settings, root: Path) -> None:

@@ -17,7 +17,7 @@ from longspec.demo import puzzles, questions, stdlib
 AFTER = ("shards", "regenerate")  # keys of what is done with the records: `tokenize` and longspec.answers read them
 # The settings each kind of source knows, with their defaults (None: must be given).
 QUESTIONS: dict[str, Any] = {"records": None, "seed": 0, "min_characters": 0, "max_characters": 4000}
-FILE: dict[str, Any] = {"held_out": 0.02, "align": [], "max_rejected": 0.01, "max_line_mb": 32}
+FILE: dict[str, Any] = {"held_out": 0.02, "held_out_by": "", "align": [], "max_rejected": 0.01, "max_line_mb": 32}
 HUB: dict[str, Any] = {"revision": "main", **FILE}
 MADE: dict[str, dict[str, Any]] = {
     "stdlib": {"min_characters": 0, "as": "", "held_out": 0.06},

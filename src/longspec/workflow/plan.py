@@ -52,12 +52,19 @@ class Plan(MeasuringPlan):
         return json.dumps(kept | unanswered, sort_keys=True)
 
     def other_sources(self) -> list[str]:
-        """Return a line for each data set whose records here are of another source, perhaps of another run's data."""
+        """Return a line for each data set whose records here are of another source, perhaps of another run's data, or of a file
+        in whose place an older one lies, which Snakemake does not notice.
+        """
         lines = []
         for name in self.datasets_in_use():
             source = held = self.data[name]["source"]
-            with suppress(OSError, ValueError):  # not there, or damaged, as its job will find
-                held = read_json(Path(paths.RAW.format(dataset=name)))["settings"]["source"]
+            with suppress(OSError, ValueError, KeyError):  # not there, or damaged, as its job will find
+                made = read_json(manifest := Path(paths.RAW.format(dataset=name)))
+                held = made["settings"]["source"]
+                for path, told in made["inputs"].items():
+                    now = Path(path).stat()
+                    if now.st_size != told["bytes"] and now.st_mtime < manifest.stat().st_mtime:
+                        lines.append(f"data.{name}: {path}: the records here are of another file of this name; touch it")
             if held != source:
                 lines.append(
                     f"data.{name}: its records here are of {held}; they and all that follows are made again, of {source}. "

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from longspec import jsonl
 from longspec.atomic_files import new_file, remove_strays
 from longspec.data.align import pipeline
-from longspec.data.align.fields import Record
+from longspec.data.align.fields import Record, found
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, to_messages_or_text
 from longspec.data.read.source_files import Item
@@ -30,6 +30,7 @@ KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
 MAX_REASON_CHARACTERS = 300  # characters of a reason: it may quote the record
 MAX_SUMMARY_ROWS = 20  # reasons in a manifest
+NULL = b"null"
 _NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
@@ -102,9 +103,13 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
         rejects = Rejects(writers[ROWS], stack.enter_context(beside[ORIGINALS].open("wb")))
         for item in tqdm(items, desc=name, disable=None):
             read += 1
-            place = "held_out" if is_held_out(item.key, settings["held_out"]) else "train"
+            key, error, by = item.key, item.error, settings.get("held_out_by", "")
+            if by and item.record is not None:
+                key = jsonl.encode(found(item.record, by)).encode()
+                error = RecordError(by, "is missing or null, and held_out_by names it") if key == NULL else None
+            place = "held_out" if is_held_out(key, settings["held_out"]) else "train"
             # Records in a known format, faults, None for each that is filtered out.
-            for outcome in [item.error] if item.record is None else pipeline.apply(steps, item.record):
+            for outcome in [error] if error or item.record is None else pipeline.apply(steps, item.record):
                 if isinstance(outcome, RecordError):
                     rejects.add(item, outcome)
                 elif outcome is None:

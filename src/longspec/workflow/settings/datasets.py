@@ -78,7 +78,7 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[
     used: name -> the key that names it; runs: whose files may declare datasets too.
     """
     file_of = {name: run.file for run in runs for name in run.says.data}
-    shares: dict[str, tuple[float, str]] = {}  # by origin
+    shares: dict[str, tuple[tuple[float, str], str]] = {}  # by origin
     for name, key in used.items():
         file = file_of.get(name, FILE)
         if name not in data:
@@ -87,18 +87,20 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[
                 f" shards: <number>}}, or {{preset: <name in config/data.yaml>}}) or name another; {did_you_mean(name, data)}"
             )
         with faults_in(file):
-            share = complete(name, data[name])["held_out"]
+            whole = complete(name, data[name])
+            share = whole["held_out"], whole.get("held_out_by", "")
         try:
             made_of = origins(data[name]["source"])
         except ValueError as error:
             raise ValueError(f"{file}: data.{name}.source: {error} (seen from {Path.cwd()})") from None
-        told = f"data.{name}.held_out: {share}" + ("" if "held_out" in data[name] else " (the default)")
+        told = f"data.{name}.held_out: {share[0]}" + ("" if "held_out" in data[name] else " (the default)")
+        told += f" by {share[1]}" if share[1] else ""
         for origin in made_of:
             wanted, other = shares.setdefault(origin, (share, told))
             if share != wanted:
                 raise ValueError(
                     f"{FILE}: {told}, but {other}, and both are made from '{origin}': a record held out in one"
-                    f" would be trained on in the other; give both the same held_out"
+                    f" would be trained on in the other; give both the same held_out and held_out_by"
                 )
 
 
