@@ -110,9 +110,7 @@ def answer_to(question, known):
     """
     if isinstance(question, str):
         others = MEASURED[known["measured"]]
-        question = next(
-            getattr(each, question) for each in others if hasattr(each, question)
-        )
+        question = next(getattr(each, question) for each in others if hasattr(each, question))
     names = inspect.signature(question).parameters
     return question(**{name: known[name] for name in names if name in known})
 

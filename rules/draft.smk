@@ -52,9 +52,7 @@ rule extract:
         target=from_plan(PLAN.target),
         vocabulary=from_plan(PLAN.vocabulary),
     output:
-        collect(
-            f"{paths.STAGE}/draft/{{file}}", file=paths.DRAFT_FILES, allow_missing=True
-        ),
+        collect(f"{paths.STAGE}/draft/{{file}}", file=paths.DRAFT_FILES, allow_missing=True),
     log:
         "logs/extract/{run}/{variant}/{stage}.log",
     priority: 1

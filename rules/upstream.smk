@@ -53,9 +53,7 @@ def restarts(job):
     if not allowed:
         return 0
     log = Path(job.log[0] if job.log else "")
-    tries, pause, reason = retries(
-        job.rule.name, allowed, job.attempt, path, log, BEGAN
-    )
+    tries, pause, reason = retries(job.rule.name, allowed, job.attempt, path, log, BEGAN)
     if reason:
         logger.error(f"{path.parent} is not tried again: {reason}")
     time.sleep(pause)

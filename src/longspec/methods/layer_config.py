@@ -6,7 +6,7 @@ from typing import Any
 from longspec.methods.layer_shape import PARTIAL, SHAPE, LayerSettings, ffn_width
 from longspec.models.target import head_width
 
-OF_THE_TARGET = (  # but where the layer has a shape of its own
+LAYER_FIELDS = (
     "hidden_size",
     "intermediate_size",
     "num_attention_heads",
@@ -15,9 +15,8 @@ OF_THE_TARGET = (  # but where the layer has a shape of its own
     "hidden_act",
     "rms_norm_eps",
     "max_position_embeddings",
-    "bos_token_id",
-    "eos_token_id",
 )
+OF_THE_TARGET = (*LAYER_FIELDS, "bos_token_id", "eos_token_id")  # but where the layer has a shape of its own
 OF_ONE_LAYER = (  # of a draft of one layer, in other programs' layouts
     *OF_THE_TARGET,
     "model_type",

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from longspec.methods.contract import DraftOutput, DraftTrainer, Method, positions_of
+from longspec.config.schema import HARD
+from longspec.methods.contract import Distribution, DraftOutput, DraftTrainer, Method, positions_of
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
 from longspec.methods.vocabulary_tensors import check_with_vocabulary, draft_settings, with_vocabulary
@@ -146,6 +147,10 @@ class OwnLayersMethod(Method):
     trained_by: type[OwnLayersTrainer]
     layer: type[OwnLayers]
     hints: ClassVar[Mapping[str, str]] = {}
+
+    def learnt(self, settings: Any) -> Distribution | None:
+        """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
+        return Distribution(settings.ids, 1.0) if settings.loss != HARD else None
 
     def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
         return self.trained_by.reads(config, settings, with_llm_loss=with_llm_loss)

@@ -10,26 +10,13 @@ from torch import Tensor
 
 from longspec.distributed import log
 from longspec.methods.draft_files import CONFIG
-from longspec.methods.layer_config import layer_config
+from longspec.methods.layer_config import LAYER_FIELDS, layer_config
 from longspec.methods.layer_shape import ROPE, SHAPE, LayerSettings, Settings, check_shape, check_values
 from longspec.methods.vocabulary_tensors import D2T, T2D, ids_of
 from longspec.models.target import head_width
 from longspec.models.weight_files import read_folder, telling_damage
 
-OF_CONFIG = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "hidden_act",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-)
+OF_CONFIG = (*LAYER_FIELDS, "head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 SLIDING, FULL = "sliding_attention", "full_attention"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
 # Of the target, or computed: nothing that a draft of ours holds.

@@ -54,7 +54,9 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     changed = differences(found[1]["identity"], identity) if found else []
     if found and not changed:
         return found
-    kept, told = _set_aside_before(folder, identity), ""
+    # Of several that keep checkpoints of this identity the one with most steps.
+    held = [(manifest["step"], each) for each, manifest in set_aside(folder) if not differences(manifest["identity"], identity)]
+    kept, told = max(held, default=(0, None))[1], ""
     if found:
         slot, manifest = found
         if kept is None and manifest["step"] < manifest["steps"]:
@@ -67,9 +69,9 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
                 f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) were made with other settings: "
                 f"{'; '.join(changed)}. Undo the change to go on, or train anew after: {join(['rm', '-r', str(folder)])}"
             )
-        aside = folder.with_name(f"{folder.name}.{sha256_file(folder / slot / MANIFEST)[:8]}")
-        folder.rename(aside)
-        told = f"; those of other settings ({'; '.join(changed)}) are kept in {aside}"
+        beside = folder.with_name(f"{folder.name}.{sha256_file(folder / slot / MANIFEST)[:8]}")
+        folder.rename(beside)
+        told = f"; those of other settings ({'; '.join(changed)}) are kept in {beside}"
     if kept is None:
         if found:
             log(f"training anew{told}")
@@ -85,14 +87,6 @@ def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for slot in (aside / name for aside in sorted(folder.parent.glob(f"{folder.name}.*")) for name in SLOTS):
         with suppress(OSError, ValueError):  # not there, or damaged
             yield slot.parent, read_manifest(slot)
-
-
-def _set_aside_before(folder: Path, identity: dict[str, Any]) -> Path | None:
-    """Return the folder that keeps checkpoints of this identity, of several the one with most steps."""
-    found = [
-        (manifest["step"], aside) for aside, manifest in set_aside(folder) if not differences(manifest["identity"], identity)
-    ]
-    return max(found)[1] if found else None
 
 
 def is_trained(folder: Path) -> bool:

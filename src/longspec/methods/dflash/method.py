@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from longspec.config.schema import HARD
-from longspec.methods.contract import Distribution, DraftMemory
+from longspec.methods.contract import DraftMemory
 from longspec.methods.dflash.layer import K_NORM, DFlashLayer, config_fields, head_shape
 from longspec.methods.dflash.settings import NAME, Settings, anchors_of
 from longspec.methods.dflash.trainer import DFlashTrainer
@@ -140,10 +140,6 @@ class DFlashMethod(OwnLayersMethod):
                     "recipe.method.tied_k_norm: false, or give another draft"
                 )
         super().check_state(layer, own, source)
-
-    def learnt(self, settings: Settings) -> Distribution | None:
-        """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
-        return Distribution(settings.ids, 1.0) if settings.loss != HARD else None
 
     def draws(
         self, settings: Settings, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int

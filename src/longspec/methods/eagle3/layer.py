@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
-from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, Settings
+from longspec.methods.eagle3.settings import ARCHITECTURE, AUXILIARY, NORMS, Settings
 from longspec.methods.layer_config import layer_config, shape_fields
 from longspec.methods.own_layers import DraftHead, OwnLayers
 from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
@@ -131,10 +131,7 @@ def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
         "mlp_bias": False,
         "eagle_aux_hidden_state_layer_ids": layers,
         "eagle_config": {"use_aux_hidden_state": True, "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers]},
-        "fc_norm": settings.fc_norm,
-        "norm_output": settings.norm_output,
-        "norm_before_residual": settings.norm_before_residual,
-        "norm_before_fc": settings.norm_before_fc,
+        **{name: getattr(settings, name) for name in NORMS},
         "settings": {"layers": layers},
     }
     if settings.sliding_window is not None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from longspec.families import position_limit
-from longspec.methods.contract import Distribution, DraftMemory
+from longspec.methods.contract import DraftMemory
 from longspec.methods.eagle3.layer import Eagle3Layer, config_fields
 from longspec.methods.eagle3.settings import AUXILIARY, NAME, Settings
 from longspec.methods.eagle3.trainer import Eagle3Trainer
@@ -126,10 +126,6 @@ class Eagle3Method(OwnLayersMethod):
         "fc_norm": "; recipe.method.fc_norm says whether there are norms before fc",
         "input_norm": "; recipe.method.norm_before_fc says whether there is one norm before fc",
     }
-
-    def learnt(self, settings: Settings) -> Distribution:
-        """Over the draft vocabulary; which tokens these are is known where its file was read."""
-        return Distribution(settings.ids, 1.0)
 
     def drafted_steps(self, settings: Settings) -> int:
         return settings.steps

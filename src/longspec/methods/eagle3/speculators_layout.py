@@ -14,21 +14,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from longspec.config.names import HUB_PREFIX
 from longspec.methods import exported_draft
 from longspec.methods.eagle3.method import METHOD
+from longspec.methods.eagle3.settings import NORMS
 from longspec.methods.layer_config import OF_ONE_LAYER
 
 VERSION = "0.9.0"
 OURS, THEIRS = "midlayer.", "layers.0."
 OF_THE_LAYER = (*OF_ONE_LAYER, "dtype", "layer_types", "sliding_window")
-OF_THE_DRAFT = (
-    "draft_vocab_size",
-    "eagle_aux_hidden_state_layer_ids",
-    "fc_norm",
-    "norm_output",
-    "norm_before_residual",
-    "norm_before_fc",
-    "tie_word_embeddings",
-    "dtype",
-)
+OF_THE_DRAFT = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", *NORMS, "tie_word_embeddings", "dtype")
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
