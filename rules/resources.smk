@@ -27,7 +27,7 @@ NEEDS = StageNeeds(LIMITS)
 if workflow.is_main_process:
     for line in NEEDS.missing(PLAN.configs):
         logger.warning(line)
-    most = 1 if "ranks" in GIVEN else ranks_for(PLAN.configs.values(), gpus_here())
+    most = 1 if "ranks" in GIVEN else ranks_for([PLAN.configs[key] for key in PLAN.configs if key[0] in PLAN.runs], gpus_here())
     if most > 1:
         logger.warning(
             f"a stage takes 1 of the {gpus_here()} GPUs here; {most} by --set-resources train:ranks={most} (docs/one-box.md)"

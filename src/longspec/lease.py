@@ -107,10 +107,7 @@ def acquire(out: Path, host: str | None = None) -> Lease:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        found = read(out)
-        if found is None or found.is_released or machine.items() <= found.holder.items():
-            raise _refusal(out, found) from None
-        is_locked = False  # a file server may hold the lock of a node that is gone: a sign of life decides
+        raise _refusal(out, read(out)) from None
     except OSError:  # a file system without locks
         is_locked = False
     before = _wait_until_free(out, machine if is_locked else None)

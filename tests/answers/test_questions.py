@@ -111,6 +111,13 @@ def test_answers_in_channels_are_a_servers(tokenizers: dict[str, Any]) -> None:
     asker(tokenizers["llama"])
 
 
+def test_a_token_that_the_tokenizer_does_not_know_drops_its_answer_alone(tokenizers: dict[str, Any]) -> None:
+    """Of an embedding with more rows than tokens, padding may be sampled."""
+    answers, known = asker(tokenizers["llama"]), max(tokenizers["llama"].get_vocab().values())
+    text = tokenizers["llama"].encode("so", add_special_tokens=False)
+    assert [bool(answers.answer([*text, last]).fault) for last in (text[0], known + 1, known + 64)] == [False, True, True]
+
+
 @pytest.mark.parametrize("name", ["harmony", "qwen3-tools", "llama", "llama-tools"])
 def test_what_a_server_reads_is_what_transformers_lays_out(tokenizers: dict[str, Any], name: str) -> None:
     """Of this day. What names special tokens, which are tokens to a server and text in training, is not sent."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from longspec import jsonl
+from longspec.answers.settings import parse
 from tests.answers.chat_server import Reply, echo, question, said, serving
 from tests.answers.conftest import ASKED, Case, ask, ask_alone, journal_of
 from tests.refusals import refused
@@ -110,6 +111,21 @@ REPLIES: dict[str, tuple[Reply, str, str]] = {
     "no text": (said("x", reasoning={"a": 1}), "failed", "its reply: choices.N.message.reasoning: "),
     "filtered": (said("x", "content_filter"), "failed", "finish_reason 'content_filter'"),
 }
+
+
+def test_an_answer_that_takes_too_long_fails_with_the_key(case: Case, tmp_path: Path) -> None:
+    """By default an answer has a second for five tokens, and ten minutes."""
+    assert [parse("d", {"new_tokens": tokens}).seconds for tokens in (256, 32768)] == [600, 32768 / 5]
+    ended = threading.Event()
+
+    def reply(body: dict[str, Any], number: int) -> Reply:
+        ended.wait(20)
+        return echo(body, number)
+
+    with serving(reply) as server:
+        made = ask_alone(case, tmp_path, server, ASKED[:1], max_failed=1.0, timeout=0.2, tries=1)
+        ended.set()
+    assert any("raise regenerate.timeout" in reason for reason in made["reasons"]["failed"])
 
 
 def test_each_reply_decides_its_own_record(case: Case, tmp_path: Path) -> None:

@@ -107,9 +107,11 @@ def test_gpus_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "join", lambda ranks, minutes: CPU)
-    monkeypatch.setattr(dist, "new_group", lambda **options: None)
-    monkeypatch.setattr(dist, "all_reduce", lambda vector, group=None: None)  # adds nothing up
+    groups: list[str | None] = []
+    monkeypatch.setattr(dist, "new_group", lambda backend, timeout: backend)
+    monkeypatch.setattr(dist, "all_reduce", lambda vector, group=None: groups.append(group))  # adds nothing up
     found = preflight.all_reduce(Ranks(1, 1, 2), 1)
+    assert groups == ["gloo", None]  # that of what ranks agree on too
     assert (found.level, found.found) == (FAIL, "999 of 1000 sums over all ranks are wrong")
 
 

@@ -111,6 +111,10 @@ def test_rows_hold_for_any_corpus(tmp_path: Path, corpus: tuple[list[int], int, 
     assert len(seen) == len(set(seen)) == rows.manifest["tokens"] == sum(lengths) - rows.manifest["cut_tokens"]
     assert rows.manifest["padding_share"] == pytest.approx(1 - len(seen) / (len(rows) * size))
     assert rows.manifest["labels"] == count_labels(rows.find, range(len(rows)))
+    empty = sum(not count_labels(rows.find, [number]) for number in range(len(rows)))
+    assert rows.manifest.get("rows_without_labels", 0) == empty
+    warning = packing.without_labels_warning(rows.manifest)
+    assert bool(warning) == (empty > len(rows) / 10) == (f"{empty:,} of {len(rows):,} rows" in warning)
 
 
 def test_filling_up_takes_what_is_cut_anyway() -> None:

@@ -175,5 +175,7 @@ def test_rows_made_otherwise_are_refused(corpus: Corpus, tmp_path: Path) -> None
     with refused(f"{copy}: tokenizer:"):
         open_alike([copy], own)
     write_json(copy, whole | {"labels": 0})
-    with refused(f"{tmp_path / 'rows.arrow'}: no token", "recipe.data.replay"):
-        TrainedRows(own, *open_alike([copy], own)).schedule([0.5, 0.5], 1, 0)
+    [empty] = open_alike([copy], own)
+    for sources in ((own, empty), (empty,)):
+        with refused(f"{tmp_path / 'rows.arrow'}: no token", "recipe.data.replay"):
+            TrainedRows(*sources).schedule([0.5, 0.5], 1, 0)

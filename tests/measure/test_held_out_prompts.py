@@ -80,7 +80,7 @@ def test_of_a_mixed_data_set_conversations_are_asked_and_texts_are_cut(tmp_path:
         prompts = draw_prompts("short", task, manifest, 100, tokenizer, seed=1)
         asked = {each.record for each in prompts if "messages" in held_out[each.record]}
         assert len(prompts) == len({each.record for each in prompts})
-        assert 8 < len(asked) < len(prompts) - 8
+        assert 4 < len(asked) < len(prompts) - 4
 
 
 @pytest.mark.parametrize("answered", [True, False])

@@ -159,8 +159,9 @@ def test_a_service_that_is_down_ends_the_first_start_alone(
         raise ConnectionError("no route to host")
 
     monkeypatch.setitem(services.TRACKERS, "tensorboard", down)
-    with refused("runtime.report_to: tensorboard", "ConnectionError", "runtime.tracker_mode: offline"):
+    with refused("runtime.report_to: tensorboard", "ConnectionError", "runtime.tracker_mode: offline") as told:
         Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+    assert type(told.value) is ValueError, "the next try may reach it"
     with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
         all_of.log(rows(5, 5)[0])
         assert (all_of.trackers, all_of.ids) == ({}, {"tensorboard": "id1"})

@@ -154,7 +154,8 @@ class Client:
                 raise HopelessError(f"{self.address}: {_shown(error)}; {fix}") from None
             raise FailedError(f"{self.address}: {_shown(error)}") from None
         except openai.APITimeoutError:
-            raise FailedError(f"{self.address}: no whole answer in time; raise regenerate.timeout") from None
+            fix = "see whether the server answers at all, or raise regenerate.timeout"
+            raise FailedError(f"{self.address}: no answer in time; {fix}") from None
         except openai.APIConnectionError as error:
             raise FailedError(f"{self.address}: {_shown(f'{error} {error.__cause__}')}") from None
         except ValidationError as error:

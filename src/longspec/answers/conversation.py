@@ -198,6 +198,7 @@ class Asker:
         room = room_for_prompts(settings, positions, key)
         self.longest = settings.longest_prompt or room
         self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
+        self.tokens = 1 + max(tokenizer.get_vocab().values())
         self.ends = ends_of(tokenizer, target, self.encoder)
         names = [name for name in special_names(tokenizer) if name not in REASONING]
         self._special = dict(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))
@@ -240,7 +241,7 @@ class Asker:
 
     def _are_of(self, answer: Answer, ids: tuple[int, ...]) -> bool:
         """Tell whether a server's answer has these tokens: they end as it does and decode to its thought and text."""
-        if not ids or max(ids) >= len(self.tokenizer) or (ids[-1] in self.ends) == answer.cut:
+        if not ids or max(ids) >= self.tokens or (ids[-1] in self.ends) == answer.cut:
             return False
         said = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return answer.text.strip() in said and answer.thought.strip() in said
@@ -252,7 +253,7 @@ class Asker:
         text = str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
         control = next((self._special[token] for token in said if token in self._special), None)
         fault = f"{HOLDS} {control}" if control is not None else ""
-        if max(tokens) >= len(self.tokenizer):  # a padding row of the target's embedding
+        if max(tokens) >= self.tokens:  # a padding row of the target's embedding
             fault = "the answer holds a token that the tokenizer does not know"
         if not fault and TORN in text.rstrip(TORN):
             fault = "the answer holds bytes that are no text"
@@ -260,7 +261,7 @@ class Asker:
 
 
 def hashes_of(raw: dict[str, Any]) -> dict[str, str]:
-    """Return the hashes of a raw manifest's records; how they were come by decides no answer."""
+    """Return the hashes of a raw manifest's records, which alone decide what is answered."""
     return {name: raw["files"][f"{name}.jsonl"]["sha256"] for name in FILES}
 
 

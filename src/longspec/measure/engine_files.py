@@ -17,6 +17,7 @@ from longspec.draft.folder import draft_config, write_draft
 from longspec.draft.layouts import write_layout
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import Engine
+from longspec.measure.served import RefusedError
 from longspec.methods import layouts_of, method_of
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
@@ -41,7 +42,7 @@ def loaded(
 
     options: of evaluate, with the drafter, and a user's own target and draft in the engine's layouts in place of those that
     would be written; context: tokens of the longest text with its drafts. Raises ValueError where the draft is damaged or not
-    of this recipe and target, of which engines ask little, and for what the engine cannot represent.
+    of this recipe and target, of which engines ask little, RefusedError for what the engine cannot represent.
     """
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
@@ -52,10 +53,11 @@ def loaded(
                 draft = options.served_draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
-                if hasattr(layouts_of(recipe.method.name)[served.layout], "write"):  # the weights are written anew
-                    write_layout(draft, served.layout, out, DTYPES[target.dtype], context)
-                else:
-                    write_layout(draft, served.layout, out)
+                anew = hasattr(layouts_of(recipe.method.name)[served.layout], "write")  # the weights are written
+                try:
+                    write_layout(draft, served.layout, out, *((DTYPES[target.dtype], context) if anew else ()))
+                except ValueError as error:
+                    raise RefusedError(str(error)) from None
                 draft = out
         model = target.path
         if options.served_target is not None:

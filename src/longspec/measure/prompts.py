@@ -40,8 +40,8 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
     """Draw `count` prompts of a task, a function of (seed, name) alone.
 
     Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
-    questions, each of another record, as the task says: by AUTO of conversations alone. Raises ValueError when no held-out
-    record is long enough.
+    questions, each of another record, as the task says; AUTO takes these of conversations alone. Raises ValueError when no
+    held-out record is long enough.
     """
     generator = np.random.default_rng([seed, *name.encode()])
     path, (shortest, longest) = checked_file(raw_manifest, "held_out.jsonl"), task.context

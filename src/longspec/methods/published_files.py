@@ -84,7 +84,7 @@ class Published:
     def window(self, depth: int, other: int | None = None, *, slides: bool = False) -> int | None:
         """Return the window of all `depth` layers, None: none. Raises ValueError for layers of both kinds, or of another.
 
-        other, slides: a window by another name, which counts before, and whether layers slide where none is said to.
+        slides: whether layers slide where none is said to; other: a window by another name, which then comes first.
         """
         kinds = self.found.get("layer_types") or [FULL] * depth
         if slides and kinds == [FULL] * depth:
@@ -92,7 +92,7 @@ class Published:
         if kinds not in ([SLIDING] * depth, [FULL] * depth):
             told = f"is {kinds!r}, must be {depth} times {SLIDING}, or {FULL}"
             raise ValueError(f"{self.file}: layer_types: {told}; take another draft")
-        window = other or self.found.get("sliding_window")
+        window = (other if slides else None) or self.found.get("sliding_window") or other
         return int(window) if kinds[0] == SLIDING and window is not None else None
 
     def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] = ("", "")) -> dict[str, Tensor]:

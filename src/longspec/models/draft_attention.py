@@ -47,8 +47,6 @@ class Rotation:
     def __init__(self, config: Any) -> None:
         # Of these alone: the target's configuration may have fields by which transformers changes the rotation.
         self.config = LlamaConfig(
-            hidden_size=config.hidden_size,
-            num_attention_heads=config.num_attention_heads,
             head_dim=head_width(config),
             max_position_embeddings=config.max_position_embeddings,
             rope_parameters=dict(config.rope_parameters),

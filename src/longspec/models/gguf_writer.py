@@ -5,7 +5,6 @@ Shapes: N heads, D head width, C inputs of a projection.
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +33,14 @@ DIGITS_APART, AS_GPT2 = "smollm", "gpt-2"
 
 def names_of(layers: int) -> Callable[[str], str]:
     """Return how llama.cpp names a tensor of transformers'; qwen3 has every part that any layer here has."""
-    return partial(get_tensor_name_map(MODEL_ARCH.QWEN3, layers).get_name, try_suffixes=(".weight", ".bias"))
+    names = get_tensor_name_map(MODEL_ARCH.QWEN3, layers)
+
+    def name_of(name: str) -> str:
+        found: str | None = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        return found
+
+    return name_of
 
 
 def dtype_of(name: str | None, stored: str | None) -> GGMLQuantizationType:

@@ -38,10 +38,10 @@ def make_report(options: argparse.Namespace) -> None:
     """Read everything, then write the drafts' acceptance beside them, the numbers and the page."""
     settings = parse(options.settings)
     target = read_target(options.model_dir)
-    vocabularies = {path.parent: path for path in options.vocabulary}
+    vocabularies = {path.resolve().parent: path for path in options.vocabulary}
     records = records_that_chose(folder for _, folder in options.variant)
     variants = [
-        read_variant(name, folder, settings, vocabularies.get(folder), options.evaluations, records)
+        read_variant(name, folder, settings, vocabularies.get(folder.resolve()), options.evaluations, records)
         for name, folder in options.variant
     ]
     raw, packed, answered = (list(map(read_json, paths)) for paths in (options.raw, options.packed, options.answers))

@@ -148,10 +148,10 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         ranks,
     )
     batches = StepBatches(rows, job.recipe, micro_batch, ranks, position_limit(trainer.states.config))
-    metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
     with non_retryable():
-        record = [] if metrics is None else jsonl.whole_lines(metrics.path)
-        trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
+        metrics = Metrics(folder / "metrics.jsonl", step, status.check_owner) if ranks.is_main else None
+    record = [] if metrics is None else jsonl.whole_lines(metrics.path)
+    trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
     skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step

@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 
 from longspec.config import Runtime
 from longspec.distributed import Ranks, log
+from longspec.train.stage_folder import NonRetryableError
 
 FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the job ends
 FINISH_AFTER_FAULT = 5  # torchrun kills this rank 30 seconds after another one has failed, and it has to say why
@@ -161,8 +162,8 @@ class Trackers(AbstractContextManager["Trackers"]):
     """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
 
     `ids` are those of an earlier start, kept in its checkpoint; None begins new runs. `record` are the rows of metrics.jsonl up
-    to the resumed step. Raises ValueError, by name, when one cannot be started for the first time; later on, a tracker that
-    fails costs its numbers and not the training.
+    to the resumed step. Raises ValueError, by name, when one cannot be started for the first time,
+    NonRetryableError where a setting or a key is wrong; later on, a tracker that fails costs its numbers and not the training.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class Trackers(AbstractContextManager["Trackers"]):
                 if name in known:
                     log(f"WARNING {name} could not be started; metrics.jsonl has every step: {type(error).__name__}: {error}")
                     continue
-                raise ValueError(
+                raise (NonRetryableError if isinstance(error, ValueError) else ValueError)(
                     f"runtime.report_to: {name} could not be started: {type(error).__name__}: {error}; set "
                     f"runtime.tracker_mode: offline, or take {name} out"
                 ) from error

@@ -141,14 +141,6 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     )
 
 
-def test_a_lock_that_a_file_server_holds_for_a_dead_node_is_none(tmp_path: Path) -> None:
-    with (tmp_path / lease.LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with beating(tmp_path, boot="of another machine"), refused(tmp_path, "on node7, process 5", "scancel 77"):
-            acquire(tmp_path)
-        assert is_held_by(tmp_path, acquire(tmp_path))
-
-
 def test_of_many_that_take_over_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # which other machines do not see
     monkeypatch.setattr(lease, "STALE", 0.3)

@@ -83,7 +83,7 @@ class ChatTemplate:
                 **dict(self.words),
                 **json.loads(self.arguments),
             )
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:  # of what a template calls
+        except (TemplateError, TypeError) as error:
             raise LayoutError(f"the chat template refuses it: {error}") from error
         return str(text)
 

@@ -27,8 +27,8 @@ def without_labels_warning(manifest: dict[str, Any]) -> str:
     if 10 * empty <= rows:
         return ""
     return (
-        f"{empty:,} of {rows:,} rows hold no trained token: they are prompts, and the answers lie beyond the row's end. Take "
-        "longer rows (recipe.data.sequence_length), recipe.data.overlong: split, or leave such records out by `align`"
+        f"{empty:,} of {rows:,} rows hold no trained token: their prompts are longer than a row. Take longer rows "
+        "(recipe.data.sequence_length), or leave such records out by `align`"
     )
 
 

@@ -173,10 +173,10 @@ def _too_long(path: Path, number: int, what: str, limit: int) -> Item:
 def _rows(path: Path, limit: int) -> Iterator[Item]:
     """Yield the rows of a Parquet file, some at a time; one that is longer than `limit` bytes as JSON is a fault.
 
-    What JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out, and the log counts it by column: a
-    whole cell, but of messages and the like a time or bytes alone. All else decides whether the record is held out. The record
-    has no nulls within its cells: Parquet has one for each field of another record. Raises ValueError for a file that is cut
-    off, corrupt or names a column twice.
+    What JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out, and the log counts it by column.
+    Of messages and the like a time or bytes alone are left out, else the cell. All else decides whether the record is held
+    out. Nulls within cells are dropped from the record: Parquet has one for each field of another record. Raises ValueError
+    for a file that is cut off, corrupt or names a column twice.
     """
     import pyarrow as pa  # not above: Snakemake imports this module for every plan, and needs no pyarrow
     import pyarrow.parquet as pq

@@ -106,7 +106,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
             key, error, by = item.key, item.error, settings.get("held_out_by", "")
             if by and item.record is not None:
                 key = jsonl.encode(found(item.record, by)).encode()
-                error = RecordError(by, "is missing or null, and held_out_by names it") if key == NULL else None
+                error = RecordError(by, "is missing or null in the source; held_out_by names it") if key == NULL else None
             place = "held_out" if is_held_out(key, settings["held_out"]) else "train"
             # Records in a known format, faults, None for each that is filtered out.
             for outcome in [error] if error or item.record is None else pipeline.apply(steps, item.record):

@@ -78,8 +78,8 @@ def check_gres(rule: str, gres: str) -> None:
     text = gres.strip("'\"")
     if text and not TAKEN.fullmatch(text):
         raise ValueError(
-            f"set-resources: {rule}: gres: {text}: give gpu:8 or gpu:h100:8; a model whose name has a hyphen, and what else a "
-            "node is to have, as `constraint`"
+            f"set-resources: {rule}: gres: {text}: give gpu:8 or gpu:h100:8; name a model with a hyphen, or "
+            "other hardware, by `constraint`"
         )
 
 
