@@ -161,7 +161,8 @@ class Plan(MeasuringPlan):
         options = ["--settings", self.evaluation_settings(first), "--gates", self.gates(first)]
         options += ["--model-dir", str(Path(self.target(first)).parent)]
         options += [each for run, name in both for each in ("--variant", f"{run}/{name}=results/{run}/{name}")]
-        options += ["--vocabulary", *(path for run, name in both for path in self.vocabulary_while_drafting(run, name))]
+        vocabularies = [path for run, name in both for path in self.vocabulary_while_drafting(run, name)]
+        options += ["--vocabulary", *vocabularies] if vocabularies else []
         for option, question in (("--raw", self.report_records), ("--packed", self.trained_rows)):
             options += [option, *sorted({*question(first), *question(second)})]
         return options
