@@ -90,10 +90,8 @@ def with_gpus(gres: str, count: int) -> str:
 
 def gpus_here(devices: Path = Path("/dev"), environment: Mapping[str, str] = os.environ) -> int:
     """Count the NVIDIA GPUs that jobs on this machine may use."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    return (
-        len(list(devices.glob("nvidia[0-9]*"))) if chosen is None else len([name for name in chosen.split(",") if name.strip()])
-    )
+    there, chosen = len(list(devices.glob("nvidia[0-9]*"))), environment.get("CUDA_VISIBLE_DEVICES")
+    return there if chosen is None else min(there, len([name for name in chosen.split(",") if name.strip()]))
 
 
 def ranks_for(configs: Iterable[Any], gpus: int) -> int:
