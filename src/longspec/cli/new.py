@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     path = options.run
     if path.suffix != SUFFIX:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
-    checked_name(path.stem, key=f"{path}: a run has its file's name, and")
+    checked_name(path.stem, key=f"{path}: a run has its file's name")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
     served = methods.settings_of(options.method).SERVED.get(VLLM)

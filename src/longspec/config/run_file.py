@@ -147,7 +147,7 @@ def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Pa
         path = Path(run).expanduser()
         if not path.is_file():
             raise ValueError(f"{run}: no such file (seen from {Path.cwd()}); correct the path")
-        checked_name(path.stem, key=f"{run}: a run has its file's name, and")
+        checked_name(path.stem, key=f"{run}: a run has its file's name")
         return path
     checked_name(run, key="a run")
     places = [*([] if beside is None else [beside]), *(folder / FOLDER for folder in folders)]
