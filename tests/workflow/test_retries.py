@@ -63,6 +63,16 @@ def test_tries_without_a_checkpoint_are_counted_from_the_last_one(stage: Path) -
     assert given_up(stage) == ""
 
 
+def test_a_stage_that_gets_on_has_no_last_try_but_jobs_that_never_begin_have_one(stage: Path) -> None:
+    """Snakemake sends a job again while its tries are as many as its attempts."""
+    log, ends = stage.parent / "logs/stage.log", [BEGAN + 10 * number for number in range(1, 8)]
+    attempts(stage, *ends)
+    put(stage / "checkpoints/last/manifest.json", ends[-1])
+    for attempt, tries, pause in ((7, 7, 0), (8, 7, PAUSE)):
+        assert retries("train", 3, attempt, stage / "checkpoint.json", log, BEGAN) == (tries, pause, "")
+    assert retries("train", 3, 4, stage / "checkpoint.json", log.with_name("none.log"), BEGAN) == (3, PAUSE, "")
+
+
 def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:
     for rule, allowed, tries in (("pack", 50, 2), ("pack", 1, 1), ("evaluate", 50, TRIES_OF_RESUMED), ("answer", 3, 3)):
         assert retries(rule, allowed, 1, Path("manifest.json"), Path(), BEGAN) == (tries, PAUSE, "")

@@ -51,9 +51,9 @@ def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
 def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float) -> tuple[int, int, str]:
     """Return the tries of a failed job after the first, seconds to wait before the next, and why a stage has none.
 
-    A stage has as many as the profile allows, unless it is without hope.
+    A stage has as many as the profile allows of jobs that never begin, and any number of those that do while it gets on.
     """
     if rule == "train":
-        reason = reason_to_give_up(output.parent, log, began)
-        return (0, 0, reason) if reason else (allowed, PAUSE if begun(log, began) < attempt else 0, "")
+        reason, tried = reason_to_give_up(output.parent, log, began), begun(log, began)
+        return (0, 0, reason) if reason else (max(allowed, tried), PAUSE if tried < attempt else 0, "")
     return min(allowed, TRIES_OF_RESUMED if rule in RESUMED else TRIES), PAUSE, ""
