@@ -29,7 +29,7 @@ rule build_tokenizer:
         mem_mb=8000,
         runtime="1h",
     shell:
-        "python -m longspec.target tokenizer --build {input.build:q} --raw {input.raw:q}" " --out {output:q} > {log:q} 2>&1"
+        "python -m longspec.target tokenizer --build {input.build:q} --raw {input.raw:q} --out {output:q} > {log:q} 2>&1"
 
 
 # Sums in floating point depend on the number of threads. It is `threads`, so that machines with two and with more

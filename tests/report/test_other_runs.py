@@ -9,6 +9,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
 from longspec.chain_length import ChainAcceptance, read_acceptance
+from tests.refusals import refused
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows, make_eagle3, sample, write_run
 from tests.report.test_numbers import report, write_tiny
 from tests.report.test_page import read_page
@@ -129,7 +130,11 @@ def write_eagle3(folder: Path, coverage: dict[str, float]) -> list[str]:
 @pytest.mark.parametrize("all_tokens", [0.984, 0.949])
 def test_its_own_settings_and_counts(tmp_path: Path, all_tokens: float, capsys: pytest.CaptureFixture[str]) -> None:
     coverage = HIGH | {"all": all_tokens}
-    numbers = report(write_eagle3(tmp_path, coverage))
+    arguments = write_eagle3(tmp_path, coverage)
+    stray = tmp_path / "draft_vocabulary_4.json"
+    with refused(f"--vocabulary: {stray}", "--variant"):
+        report([*arguments[:-1], str(stray)])
+    numbers = report(arguments)
     assert numbers["vocabulary"] == {"base": {"size": 4, "of": 1024, "coverage": coverage}}
     parser, _, text = read_page(tmp_path)
     rows = {row[0]: row[1:] for row in parser.rows("Setting", "base", "long", "longcot")}

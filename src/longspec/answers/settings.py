@@ -70,7 +70,7 @@ class Regenerate(Known):
     timeout: Annotated[
         Number | None,
         Field(gt=0, le=86400),
-        means("the seconds of a request, queue included; null: 600, or new_tokens / 5"),
+        means("the seconds that a request may take; null: 600, or a fifth of new_tokens if that is more"),
     ] = None
 
     @property

@@ -39,6 +39,8 @@ def make_report(options: argparse.Namespace) -> None:
     settings = parse(options.settings)
     target = read_target(options.model_dir)
     vocabularies = {path.resolve().parent: path for path in options.vocabulary}
+    for stray in vocabularies.keys() - {folder.resolve() for _, folder in options.variant}:
+        raise ValueError(f"--vocabulary: {vocabularies[stray]}: lies in no --variant's folder; give the folder it belongs to")
     records = records_that_chose(folder for _, folder in options.variant)
     variants = [
         read_variant(name, folder, settings, vocabularies.get(folder.resolve()), options.evaluations, records)

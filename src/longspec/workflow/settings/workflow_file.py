@@ -54,7 +54,7 @@ class Dataset(Keys):
     revision: Filled = left_out("a branch, tag or commit of a dataset on the hub, in quotes if it reads like a number")
     shards: Annotated[Whole, Field(ge=1, le=1000)] = Field(description="the number of files it is tokenized into")
     held_out: Annotated[Number, Field(gt=0, lt=1)] = left_out("the share of records kept for evaluation, for instance 0.02")
-    held_out_by: Text = left_out("a field of the source, by whose value records are held out together, for instance problem")
+    held_out_by: Text = left_out("a field of the source: records of one value are held out together, for instance problem")
     align: list[Step] = left_out(
         "a list of steps, each one aligner with its settings, for instance [{rename: {question: problem}}]"
     )
