@@ -2,7 +2,7 @@
 
     python benchmarks/eagle3_speculators.py --python /tmp/speculators/bin/python [--repeats 3]
 
-The interpreter is one of the environment that tests/golden/eagle3/make.py describes. Both take forward, losses and backward of
+The interpreter is one of the environment that tests/golden/shared.py describes. Both take forward, losses and backward of
 chains of 7 over a text of 1,024 tokens, from random states of a target, in float32 on one thread, and both train the head; that
 they compute the same is held in tests/methods/test_golden.py. Ours also multiplies by the target's whole head, to leave
 out where the target prefers a token outside the draft vocabulary; theirs takes that of the draft vocabulary alone. Of their
@@ -79,7 +79,7 @@ def main() -> None:
         run_case(options.case)
         return
     if options.python is None:
-        parser.error("--python: give an interpreter that has speculators 0.9.0, as tests/golden/eagle3/make.py makes it")
+        parser.error("--python: give an interpreter that has speculators 0.9.0, as tests/golden/shared.py says")
     about: dict[str, Any] = describe(("torch", "transformers"))
     names = ("ours", *THEIRS)
     # Freed memory goes back to the system at once, which costs time: such runs tell the peak alone.

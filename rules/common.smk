@@ -45,8 +45,7 @@ os.environ.update(PATH=os.pathsep.join([BIN, *os.get_exec_path()]))
 
 # Jobs read what lies here; compute nodes often have no way to the internet, and a question to the hub would hang. Only the
 # rules that fetch, which are local, ask as the user's own environment says.
-user = {"HF_HUB_OFFLINE": "0"} | os.environ
-os.environ.setdefault("FETCH_OFFLINE", user["HF_HUB_OFFLINE"])
+os.environ.setdefault("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))
 os.environ.update(HF_HUB_OFFLINE="1")
 
 CALLED = typed_call(workflow.config_settings.config)
@@ -73,14 +72,12 @@ MEASURED = {
     "serves": [SERVES, PLAN, ANSWERS],
 }
 
-HUB_PROMPTS = PLAN.hub_prompts | BENCH.hub_prompts
+FETCHED = PLAN.fetched_data | BENCH.fetched_data
 
 
 def of_hub(key, dataset):
     """Return `source` or `revision` of records or prompts of the hub."""
-    if dataset in HUB_PROMPTS:
-        return getattr(HUB_PROMPTS[dataset], key)
-    return PLAN.source(dataset) if key == "source" else PLAN.revision(dataset)
+    return FETCHED[dataset][key]
 
 
 def one_of(names):
@@ -95,7 +92,7 @@ wildcard_constraints:
     section="recipe|runtime",
     drafter=one_of([*PLAN.drafters, OURS, *ENGINES]),
     model=one_of(PLAN.models),
-    dataset=one_of([*PLAN.data, *HUB_PROMPTS]),
+    dataset=one_of([*PLAN.data, *FETCHED]),
     answering=one_of(ANSWERS.answerings),
     collation=one_of(COLLATIONS),
     length=r"\d+",

@@ -9,7 +9,7 @@ rule fetch_data:
     log:
         "logs/fetch_data/{dataset}.log",
     wildcard_constraints:
-        dataset=one_of([*PLAN.from_hub, *HUB_PROMPTS]),
+        dataset=one_of(FETCHED),
     localrule: True
     params:
         source=from_plan(partial(of_hub, "source")),

@@ -10,7 +10,7 @@ rule fetch_draft:
     log:
         "logs/fetch_draft/{draft}.log",
     wildcard_constraints:
-        draft=one_of(PLAN.begun_drafts),
+        draft=one_of(PLAN.beginnings),
     localrule: True
     params:
         source=from_plan(PLAN.draft_source),

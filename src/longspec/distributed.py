@@ -1,13 +1,17 @@
-"""A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end. No torch here."""
+"""A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end.
+
+No torch here, but where several ranks share.
+"""
 
 import ctypes
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 from longspec import shown
 
@@ -16,6 +20,8 @@ PR_SET_PDEATHSIG = 1
 GPUS_GIVEN = "LONGSPEC_GPUS_GIVEN"  # variable of a Slurm job's ranks: the GPUs of each node as Slurm was asked for them
 ON_PROCESSORS = "LONGSPEC_ON_PROCESSORS"  # variable of a user's: jobs compute on processors, whatever they were given
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,27 @@ def share_global_batch(global_batch: int, largest: int, world_size: int) -> tupl
         )
     micro_batch = max(size for size in range(1, min(largest, rows) + 1) if rows % size == 0)
     return micro_batch, rows // micro_batch
+
+
+def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
+    """Return what rank 0 makes, on every rank; the others wait for it. Raises what it raises on every rank too.
+
+    Ranks that go on waiting for one that has ended hang: NCCL does not tell them, and a training takes SIGTERM for a request.
+    """
+    if ranks.world_size == 1:
+        return make()
+    import torch.distributed as dist  # torch, which a single process may do without
+
+    held: list[Any] = [None, None]
+    if ranks.is_main:
+        try:
+            held[0] = make()
+        except (OSError, ValueError) as error:
+            held[1] = error
+    dist.broadcast_object_list(held)
+    if held[1] is not None:
+        raise held[1]
+    return cast(Value, held[0])
 
 
 def die_with_parent() -> None:

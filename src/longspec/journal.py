@@ -4,13 +4,12 @@ The first line says what they were made with; lines of anything else are never t
 """
 
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 from longspec import jsonl
-from longspec.distributed import ALONE, Ranks, log
+from longspec.distributed import ALONE, Ranks, log, of_first_rank
 
 Identity = dict[str, Any]
 Line = dict[str, Any]
@@ -28,21 +27,12 @@ def finished(out: Path) -> Path:
 
 def read_finished(out: Path, identity: Identity, ranks: Ranks = ALONE) -> list[Line]:
     """Return the lines that write_finished left, none where they were made otherwise. Raises ValueError as Journal does."""
-    return _of_first_rank(lambda: _lines_of(finished(out), identity, "a finished evaluation"), ranks) or []
+    return of_first_rank(lambda: _lines_of(finished(out), identity, "a finished evaluation"), ranks) or []
 
 
 def write_finished(out: Path, identity: Identity, lines: list[Line]) -> None:
     """Leave the lines of `out` for a later job that wants more of them."""
     jsonl.write(finished(out), [{"identity": identity}, *lines])
-
-
-def _of_first_rank(read: Callable[[], list[Line] | None], ranks: Ranks) -> list[Line] | None:
-    """Return what rank 0 reads."""
-    if ranks.world_size == 1:
-        return read()
-    from longspec.process_group import of_first_rank  # torch, which a single process may do without
-
-    return of_first_rank(read, ranks)
 
 
 class Journal(AbstractContextManager["Journal"]):
@@ -65,7 +55,7 @@ class Journal(AbstractContextManager["Journal"]):
     ) -> None:
         self.path = path
         self._handle: TextIO | None = None  # on rank 0
-        self.lines = _of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
+        self.lines = of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
 
     def _open(self, identity: Identity, of: str, *, aside: bool) -> list[Line]:
         lines = _lines_of(self.path, identity, of)

@@ -3,16 +3,12 @@
 import os
 import socket
 import sys
-from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 
 from longspec.distributed import GPUS_GIVEN, ON_PROCESSORS, Ranks
-
-Value = TypeVar("Value")
 
 
 def own_device(ranks: Ranks) -> torch.device:
@@ -43,22 +39,3 @@ def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
     timeout = timedelta(minutes=timeout_minutes)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)
     return device
-
-
-def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
-    """Return what rank 0 makes, on every rank; the others wait for it. Raises what it raises on every rank too.
-
-    Ranks that go on waiting for one that has ended hang: NCCL does not tell them, and a training takes SIGTERM for a request.
-    """
-    if ranks.world_size == 1:
-        return make()
-    held: list[Any] = [None, None]
-    if ranks.is_main:
-        try:
-            held[0] = make()
-        except (OSError, ValueError) as error:
-            held[1] = error
-    dist.broadcast_object_list(held)
-    if held[1] is not None:
-        raise held[1]
-    return cast(Value, held[0])

@@ -234,7 +234,7 @@ MIXED = [token for number in range(5, 85) for token in (1, number)]  # what stoo
 )
 def test_without_a_draft_that_pays_the_texts_say_whether_to_copy(text: list[int], pays: bool, copied: int, plain: int) -> None:
     """A round that copies costs 1.5 plain ones. What was evaluated counts until eight rounds of lookup are known."""
-    way, place, found = WhilePays(None, 0.0, 1.0, Copying(8, 1.5, pays)), 5, list[bool]()
+    way, place, found = WhilePays(NoDraft(), 0.0, 1.0, Copying(8, 1.5, pays)), 5, list[bool]()
     way.begin([text[:4]], {})
     while place < len(text):
         roots_B, lengths_B = torch.tensor([text[place - 1]]), torch.tensor([place - 1])

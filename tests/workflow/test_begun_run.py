@@ -29,7 +29,7 @@ def draft_folder(folder: Path) -> Path:
 def test_the_first_stage_begins_with_it_and_is_measured_after_it(settings: Settings) -> None:
     begun(settings, HUB)
     plan = settings.plan(runs=["demo-eagle3", "demo"])
-    (draft,) = plan.begun_drafts
+    (draft,) = plan.beginnings
     assert (plan.draft_source(draft), plan.draft_files(draft), plan.begun_runs) == (HUB, [], ["demo-eagle3"])
     names = [Path(path).stem for path in plan.evaluations("demo-eagle3")]
     assert names == ["untrained", "lookup", "imported", "base", "long", "longcot"]
@@ -86,7 +86,7 @@ def test_a_run_of_glide_begins_with_a_published_folder_or_file(settings: Setting
     assert settings.plan(runs=["demo"]).begun_runs == ["demo"]
     settings.edit(run, "init: mine", "init: mine/weights.pth")
     plan = settings.plan(runs=["demo"])
-    assert plan.draft_files(plan.begun_drafts[0]) == ["mine/weights.pth"]
+    assert plan.draft_files(next(iter(plan.beginnings))) == ["mine/weights.pth"]
     settings.edit(run, "init: mine/weights.pth", "init: mine/config.json")
     place = "run 'demo', variant 'sinkpi-slicing': recipe.init: mine/config.json"
     settings.refuses(place, "a file", ".pth, .bin, .safetensors", runs=["demo"])

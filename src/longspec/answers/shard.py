@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ class Tally:
         self._before, self._tokens_before = self.ends.total(), self.tokens
 
     def count(self, line: dict[str, Any]) -> None:
-        """Count one more, and tell now and then how far this is. line: as the journal has it."""
+        """Count one more. line: as the journal has it."""
         self.ends[line["end"]] += 1
         if line["end"] != FAILED:
             self.answers, self.tokens = self.answers + line["answers"], self.tokens + line["tokens"]
@@ -52,11 +52,11 @@ class Tally:
             # One line for messages that differ in numbers alone; an address keeps its own.
             reason = re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", line["reason"])
             self.reasons[line["end"], reason] += 1
-        if time.monotonic() - self._told > PROGRESS_SECONDS:
-            self.tell()
 
-    def tell(self) -> None:
-        """Log how far it is, how fast, and the time left."""
+    def tell(self, every: float = 0.0) -> None:
+        """Log how far it is, how fast, and the time left; not again within so many seconds."""
+        if time.monotonic() - self._told < every:
+            return
         self._told = time.monotonic()
         seconds, done = max(self._told - self._began, 1e-9), self.ends.total()
         rate = (self.tokens - self._tokens_before) / seconds
@@ -126,7 +126,10 @@ def make(
     positions = position_limit(read_target_config(folder))
     asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
-    with _alone_in(out, ranks):
+    with ExitStack() as alone:
+        if ranks.is_main:  # no other job writes here, and the manifest must not stand beside a journal that grows
+            alone.callback(acquire(out.parent).release)
+            out.unlink(missing_ok=True)
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
         with Journal(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
             tally = _answer(conversations, journal, folder, settings, asker, endpoint, ranks)
@@ -147,21 +150,6 @@ def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
             made_with = json.loads(next(lines, ""))["identity"]
             names += [made_with[SERVED]] if made_with["target"] == hashed else []
     return list(dict.fromkeys(names))
-
-
-@contextmanager
-def _alone_in(out: Path, ranks: Ranks) -> Iterator[None]:
-    """Within the block no other job writes beside `out`, which is removed: it must not stand beside a journal that grows."""
-    if not ranks.is_main:
-        yield
-        return
-    out.parent.mkdir(parents=True, exist_ok=True)
-    lease = acquire(out.parent)
-    try:
-        out.unlink(missing_ok=True)
-        yield
-    finally:
-        lease.release()
 
 
 def _answer(
@@ -197,6 +185,7 @@ def _answer(
                 if line["end"] != FAILED:
                     journal.append(line)
                 tally.count(line)
+            tally.tell(PROGRESS_SECONDS)
             tally.check(settings.max_failed)
     journal.sync()
     if ranks.is_main:

@@ -3,13 +3,13 @@
 import argparse
 import json
 import os
-import time
 from contextlib import suppress
 from pathlib import Path
 from shlex import join
 
 import torch
 import yaml
+from torch.utils.benchmark import Timer
 
 from longspec import methods
 from longspec.cli.runs import plan, plan_of
@@ -129,13 +129,7 @@ def _machine(ranks: int, gpus: int) -> tuple[float, str]:
     """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
     if gpus:
         return TYPICAL_FLOPS, f"{ranks} of {gpus} GPUs, each taken for one of {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s"
-    own, threads = torch.get_num_threads(), min(STAGE_THREADS, os.cpu_count() or 1)
-    torch.set_num_threads(threads)
-    square = torch.ones(SIZE, SIZE)
-    square @ square
-    began = time.perf_counter()
-    for _ in range(4):
-        square @ square
-    rate = 4 * 2 * SIZE**3 / (time.perf_counter() - began)
-    torch.set_num_threads(own)
+    threads, square = min(STAGE_THREADS, os.cpu_count() or 1), torch.ones(SIZE, SIZE)
+    timer = Timer("square @ square", globals={"square": square}, num_threads=threads)
+    rate = 2 * SIZE**3 / timer.timeit(4).mean
     return rate, f"{threads} threads of this processor ({rate / 1e12:.2f} TFLOP/s measured)"

@@ -21,7 +21,7 @@ from longspec.data.read.records import Chat, to_messages_or_text
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.cache import tokens_ahead
 from longspec.decode.chain_costs import best_shape, best_way, nodes_of
-from longspec.decode.fallback import WhilePays
+from longspec.decode.fallback import NoDraft
 from longspec.decode.generate import load_drafter
 from longspec.decode.levels import DEFAULT_SHAPE, Shape, depth_of
 from longspec.decode.prefill import prefill
@@ -145,8 +145,8 @@ def decode_both(
     instead = ""
     if drafter.acceptance:
         shape, (way, _) = best_shape(target, drafter, start), best_way(target, drafter, start)
-        if not isinstance(way, WhilePays) or way.drafter is None:
-            instead = LOOKED_UP if isinstance(way, WhilePays) and way.copying and way.copying.pays else LEFT_OUT
+        if isinstance(way.drafter, NoDraft):
+            instead = LOOKED_UP if way.copying and way.copying.pays else LEFT_OUT
     else:  # whose first rounds are slower ones
         speculate(target, drafter, start, max_new_tokens=2 * depth_of(shape), shape=shape)
     console.rule("with the draft; what it drafted is green", align="left", style="dim")

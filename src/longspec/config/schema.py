@@ -40,7 +40,6 @@ from longspec.distributed import sharing_ranks
 # Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
 # that no finished stage is trained again for it.
 LATER = {"later": True}
-KNOWN = ConfigDict(extra="forbid")
 
 COLLATIONS = {"base": False, "long": True, "long-nomask": False, "longcot": True}  # whether only answers are trained
 OVERLONG = ("split", "truncate")
@@ -57,7 +56,7 @@ ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
 class Known:
     """Have pydantic refuse any other key of a dataclass."""
 
-    __pydantic_config__ = KNOWN
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
 
 @dataclass

@@ -33,11 +33,12 @@ _known: WeakKeyDictionary[Any, dict[tuple[Any, ...], dict[Hashable, tuple[Shape,
 
 @dataclass(frozen=True)
 class Way:
-    """A way to decode, and tokens that a round of it should bring."""
+    """A way to decode, tokens that a round of it should bring, and seconds of one here, once they are measured."""
 
     drafter: Drafter
     shape: Shape
     tokens: float
+    seconds: float = 0.0
 
     @property
     def key(self) -> Hashable:
@@ -60,7 +61,7 @@ class _EnoughError(Exception):
     """Ends a decoding whose rounds were timed."""
 
 
-def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> tuple[Drafter, Shape]:
+def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> tuple[WhilePays, Shape]:
     """Return the drafter and the shape that should decode these prompts soonest, by evaluated acceptance and by costs.
 
     Those that were evaluated, of prompt lookup alone too, and plain decoding. A draft that should be sooner than plain decoding
@@ -69,30 +70,26 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -
     an hour, for texts twice as long, for another number of rows or threads, and for other sampling. Of equal ways the one with
     the fewest tokens.
     """
-    order, shapes, seconds = _by_rate(target, drafter, start, sampling)
+    order = _by_rate(target, drafter, start, sampling)
     plain = next(each for each in order if isinstance(each.drafter, NoDraft))
     ahead, copying = order[: order.index(plain)], None
     lookup = next((each for each in order if isinstance(each.drafter, LookupDrafter)), None)
     if lookup is not None:
-        copying = Copying(depth_of(lookup.shape), seconds[lookup.key] / seconds[plain.key], lookup in ahead)
+        copying = Copying(depth_of(lookup.shape), lookup.seconds / plain.seconds, lookup in ahead)
     way = next((each for each in ahead if each.drafter is drafter), None)
     if way is not None:
-        return WhilePays(drafter, way.tokens, seconds[way.key] / seconds[plain.key], copying), shapes[way.key]
-    if lookup is None:
-        return plain.drafter, plain.shape
-    return WhilePays(None, 0.0, 1.0, copying), lookup.shape
+        return WhilePays(drafter, way.tokens, way.seconds / plain.seconds, copying), way.shape
+    return WhilePays(plain.drafter, 0.0, 1.0, copying), (lookup or plain).shape
 
 
 def best_shape(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> Shape:
     """Return the shape by which the draft itself should decode these prompts soonest, whether or not another way is sooner."""
-    order, shapes, _ = _by_rate(target, drafter, start, sampling)
-    return next((shapes[way.key] for way in order if way.drafter is drafter), DEFAULT_SHAPE)
+    order = _by_rate(target, drafter, start, sampling)
+    return next((way.shape for way in order if way.drafter is drafter), DEFAULT_SHAPE)
 
 
-def _by_rate(
-    target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str, Any]
-) -> tuple[list[Way], dict[Hashable, Shape], dict[Hashable, float]]:
-    """Return all ways, the soonest first, and by their keys the shape to decode with and the seconds of a round."""
+def _by_rate(target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str, Any]) -> list[Way]:
+    """Return all ways, the soonest first, with the shapes to decode with and the seconds of a round."""
     ways = _ways(drafter, sampling.get("temperature", 0.0))
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
@@ -104,10 +101,9 @@ def _by_rate(
         for old in [each for each in of_target if each[0] != hour]:
             del of_target[old]
         of_target[key] = _costs(target, start, ways, sampling)
-    shapes = {way: shape for way, (shape, _) in of_target[key].items()}
-    seconds = {way: of_round for way, (_, of_round) in of_target[key].items()}
-    order = sorted(ways, key=lambda way: (-way.tokens / seconds[way.key], size_of(way.shape)))
-    return order, shapes, seconds
+    costs = [of_target[key][way.key] for way in ways]
+    timed = [replace(way, shape=shape, seconds=seconds) for way, (shape, seconds) in zip(ways, costs, strict=True)]
+    return sorted(timed, key=lambda way: (-way.tokens / way.seconds, size_of(way.shape)))
 
 
 def _of_first_rank(target: Any, numbers: list[float]) -> list[float]:

@@ -11,7 +11,8 @@ from torch import Tensor
 from longspec.chain_length import Acceptance
 from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
-from longspec.decode.tree import DraftTree
+from longspec.decode.tree import DraftTree, TreeBuilder
+from longspec.models.attention.visibility import TreeVisibility
 from longspec.models.target import draft_device
 
 
@@ -29,6 +30,17 @@ class DraftInput:
     lengths_B: Tensor
     roots_B: Tensor
     cached: dict[str, Tensor]
+
+    def visibility(self, builder: TreeBuilder, first_B: Tensor | None, window: int | None, left_out: int = 0) -> TreeVisibility:
+        """Return what the newest level sees of a draft's own keys: the text's, and those of its path behind `left_out` nodes.
+
+        first_B: of each row the first key that is of the text. Keys behind the text stand one after the other.
+        """
+        size, depths_S = builder.sizes[-1], builder.depths_S - left_out
+        seen_BWS = builder.seen_BSS[:, -size:, left_out:]
+        return TreeVisibility(
+            self.lengths, self.lengths_B, seen_BWS, depths_S[-size:], depths_S[left_out:], first_B=first_B, window=window
+        )
 
 
 class Drafter:

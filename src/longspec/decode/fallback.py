@@ -69,30 +69,26 @@ class Copying:
 class WhilePays(Drafter):
     """A drafter until its rounds bring fewer tokens than they must, then prompt lookup or plain decoding, as the texts say.
 
-    drafter: None where it should not begin. expected: tokens of its round as evaluated, which the texts' own rounds correct;
+    drafter: NoDraft where none should begin. expected: tokens of its round as evaluated, which the texts' own rounds correct;
     needed: those with which it is as fast as plain decoding. copying: None where prompt lookup was not evaluated. What its
     rounds would bring is watched on the texts, whatever decodes them, and neither it nor plain decoding needs states of the
     target: they are taken in turns.
     """
 
-    def __init__(self, drafter: Drafter | None, expected: float, needed: float, copying: Copying | None) -> None:
+    def __init__(self, drafter: Drafter, expected: float, needed: float, copying: Copying | None) -> None:
         self.drafter, self.expected, self.needed, self.copying = drafter, expected, needed, copying
         self.lookup, self.levels = LookupDrafter(), (1,) * (copying.depth if copying else 0)
-        self.copied = len(self.levels)
-        if drafter is not None:
-            self.reads, self.proposed, self.copied = drafter.reads, drafter.proposed, max(drafter.copied, self.copied)
+        self.reads, self.proposed, self.copied = drafter.reads, drafter.proposed, max(drafter.copied, len(self.levels))
 
     def check(self, target: object) -> None:
-        if self.drafter is not None:
-            self.drafter.check(target)
+        self.drafter.check(target)
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        self.pays, self.lengths = self.drafter is not None, tuple[int, ...]()
+        self.pays, self.lengths = not isinstance(self.drafter, NoDraft), tuple[int, ...]()
         self.rounds, self.tokens = TRUSTED, TRUSTED * self.expected
         self.watched = [Watched(prompt) for prompt in prompts]
         self.lookup.begin(prompts, {})
-        if self.drafter is not None:
-            self.drafter.begin(prompts, hidden)
+        self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         """Return the drafter's tree; once it has been left, a copied chain or none."""
@@ -107,7 +103,7 @@ class WhilePays(Drafter):
             # By all rounds of lookup, not the recent ones: a draft that was left does not come back.
             copied = [each.tokens / each.rounds for each in self.watched if each.rounds]
             self.pays = rate >= 1 and self._copying_rate(copied, unknown=0.0) <= rate
-        if self.pays and self.drafter is not None:
+        if self.pays:
             return self.drafter.propose(draft_input, shape, sampler)
         recent = [fmean(each.recent) for each in self.watched if each.recent]
         if self.copying is not None and self._copying_rate(recent, unknown=float(self.copying.pays)) >= 1:
@@ -125,11 +121,11 @@ class WhilePays(Drafter):
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Hand the tokens on to the drafter, while it drafts; prompt lookup reads them in the texts."""
-        if self.pays and self.drafter is not None:
+        if self.pays:
             self.drafter.commit(tokens_BE, kept_B, hidden)
 
     def select(self, rows_B: Tensor) -> None:
         self.watched = [self.watched[row] for row in rows_B.tolist()]
         self.lookup.select(rows_B)
-        if self.pays and self.drafter is not None:
+        if self.pays:
             self.drafter.select(rows_B)

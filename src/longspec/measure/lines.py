@@ -102,16 +102,21 @@ class Evaluation:
     path: Path
     # Each [P]: task, data (whose records), prompt_hash, the names of COUNTS and SECONDS, kept and reached at each place.
     columns: dict[str, Array]
-    lines: list[Line]  # of every temperature and shape, those of the main setting first
+    by_setting: dict[Setting, list[Line]]  # the main one first; of each the lines by task and prompt
     left_out: dict[str, int] = field(default_factory=dict)  # by task: prompts of records that are not told
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
     @property
+    def lines(self) -> list[Line]:
+        """Return the lines of every temperature and shape."""
+        return [line for lines in self.by_setting.values() for line in lines]
+
+    @property
     def main_lines(self) -> list[Line]:
         """Return the lines of the main setting, [P]."""
-        return self.lines[: len(self["task"])]
+        return next(iter(self.by_setting.values()))
 
     def of_task(self, task: str | None) -> Array:
         """Tell which prompts belong to a task, boolean [P]; all for None."""
@@ -163,7 +168,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
     columns["data"] = np.array([settings.data.get(row["task"], row["task"]) for row in main])
     for place in range(settings.draft_tokens):  # how often the token at a place was kept, and all before it
         columns[f"kept {place}"], columns[f"reached {place}"] = np.array([row["positions"][place] for row in main]).T
-    return Evaluation(path, columns, [row for rows in found.values() for row in rows], dict(dropped))
+    return Evaluation(path, columns, found, dict(dropped))
 
 
 def check_pairs(first: Evaluation, other: Evaluation) -> None:
@@ -194,15 +199,19 @@ def summarize(lines: Iterable[Line]) -> list[Line]:
     for line in lines:
         name = f"{line['task']} {line['temperature']} {line['shape']}"
         groups.setdefault(name, {}).setdefault(bucket_of(line["context_tokens"]), []).append(line)
-    return [_figures(number, held[number]) for held in groups.values() for number in sorted(held)]
+    return [
+        {name: own[0][name] for name in ("task", "temperature", "shape")} | {"context": bucket_name(number)} | figures(own)
+        for held in groups.values()
+        for number, own in sorted(held.items())
+    ]
 
 
 def _ratio(over: float | None, under: float | None) -> float | None:
     return over / under if under and over is not None else None
 
 
-def _figures(bucket: int, lines: list[Line]) -> Line:
-    """Return the figures of some lines of one task and setting. A figure that nothing was measured for is None.
+def figures(lines: list[Line]) -> Line:
+    """Return the figures of some lines of one setting. A figure that nothing was measured for is None.
 
     position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
     second, ... was kept too; tokens a second are those after the prompt.
@@ -212,8 +221,6 @@ def _figures(bucket: int, lines: list[Line]) -> Line:
     seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
     positions = pooled(0.0, [line["positions"] for line in lines]).positions
     return {
-        **{name: lines[0][name] for name in ("task", "temperature", "shape")},
-        "context": bucket_name(bucket),
         "prompts": len(lines),
         **{name: sums[name] for name in SUMS},
         "acceptance_length": _ratio(sums["new_tokens"], sums["rounds"]),

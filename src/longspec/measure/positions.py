@@ -21,7 +21,8 @@ def on_tasks(found: Evaluation, tasks: Collection[str]) -> Evaluation:
     """Return the measurements of some tasks, of the main setting."""
     chosen_P = np.isin(found["task"], list(tasks))
     lines = [line for line in found.main_lines if line["task"] in tasks]
-    return Evaluation(found.path, {name: column_P[chosen_P] for name, column_P in found.columns.items()}, lines)
+    columns = {name: column_P[chosen_P] for name, column_P in found.columns.items()}
+    return Evaluation(found.path, columns, {next(iter(found.by_setting)): lines})
 
 
 def depth(found: Evaluation) -> int:

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from longspec import families
 from longspec.config.faults import faults_of
-from longspec.config.schema import KNOWN, LATER
+from longspec.config.schema import LATER, Known
 from longspec.config.typed import Rate, Size, Text, Tokens, Whole, means
 from longspec.draft_vocabulary import DraftVocabulary
 
@@ -41,13 +41,12 @@ Vocabulary = Annotated[
 
 
 @dataclass
-class LayerShape:
+class LayerShape(Known):
     """Keys of `recipe.method` of a draft with decoder layers of its own, which reads inputs of the target's layers.
 
     Its shape is the target's where a key is null.
     """
 
-    __pydantic_config__ = KNOWN
     layers: Annotated[
         list[Whole] | None, means("the target's layers whose inputs are read, DFlash's from 1 on; null: 2, L // 2, L - 3")
     ] = None

@@ -5,6 +5,7 @@ vocabulary.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -14,16 +15,25 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from longspec.config.schema import HARD
 from longspec.methods.contract import Distribution, DraftOutput, DraftTrainer, Method, positions_of
+from longspec.methods.draft_files import AGAIN, draft_weights_file, read_draft_config, stored_settings
 from longspec.methods.layer_config import layer_config, turns_otherwise
 from longspec.methods.layer_shape import LayerSettings
-from longspec.methods.vocabulary_tensors import check_with_vocabulary, draft_settings, with_vocabulary
+from longspec.methods.vocabulary_tensors import D2T, T2D, ids_of, vocabulary_tensors
 from longspec.models.draft_attention import Rotation, rotations
 from longspec.models.losses import StepSums
 from longspec.models.teachers import Teacher
+from longspec.models.weight_files import check_state, read_tensors
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import COS, HIDDEN, SIN, teacher_of
+from longspec.states.tensors import COS, FINAL, HIDDEN, SIN, teacher_of
 
 Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
+
+
+def reads(config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
+    """Return the inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
+    layers = getattr(settings, "stored_layers", None) or settings.read_of(config.num_hidden_layers)
+    final = (FINAL,) if settings.loss != HARD or with_llm_loss else ()
+    return (*(f"{HIDDEN}{layer}" for layer in layers), *final)
 
 
 class DraftHead(nn.Linear):
@@ -69,13 +79,12 @@ class OwnLayers(nn.Module):
 class OwnLayersTrainer(DraftTrainer):
     """A frozen target and its trainable draft.
 
-    reads: Method.reads. measure: of what was read of the target, input_ids, labels, position_ids, document_ids and
+    measure: of what was read of the target, input_ids, labels, position_ids, document_ids and
     with_llm_loss of a forward, and its draws, the sums of the losses, the number of trained tokens, the target's own loss, None
     where it is not wanted, and the method's counts.
     """
 
     states: TargetStates
-    reads: Callable[..., tuple[str, ...]]
     measure: Callable[..., tuple[StepSums, int | Tensor, Tensor | None, dict[str, Tensor]]]
 
     def __init__(self, states: TargetStates, draft_model: OwnLayers, settings: Any) -> None:
@@ -102,7 +111,7 @@ class OwnLayersTrainer(DraftTrainer):
         without a loss, because the draft cannot propose the token, and those of `measure`.
         """
         position_ids = positions_of(input_ids, position_ids)
-        names = self.reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
+        names = reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
         found = self.states(input_ids, position_ids, document_ids, names, row_numbers)
         asked = (labels, position_ids, document_ids, with_llm_loss)
         sums, trained, llm_loss, counts = self.measure(found, input_ids, *asked, **draws)
@@ -147,24 +156,55 @@ class OwnLayersMethod(Method):
     trained_by: type[OwnLayersTrainer]
     layer: type[OwnLayers]
     hints: ClassVar[Mapping[str, str]] = {}
+    reads = staticmethod(reads)
 
     def learnt(self, settings: Any) -> Distribution | None:
         """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
         return Distribution(settings.ids, 1.0) if settings.loss != HARD else None
 
-    def reads(self, config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
-        return self.trained_by.reads(config, settings, with_llm_loss=with_llm_loss)
-
     def stored_settings(self, path: Path) -> Any:
-        return draft_settings(path, self.name, self.schema)
+        """Return the settings of a draft folder, its tokens from d2t. Raises ValueError with file, key and both values."""
+        found, settings = read_draft_config(path, self.name), stored_settings(path, self.schema)
+        if found is None or settings is None:
+            raise ValueError(
+                f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
+            )
+        if settings.vocabulary is None:
+            return settings
+        tokens = found[1]["target"]["vocab_size"]
+        ids = tuple(range(tokens))
+        if settings.vocabulary != tokens:
+            file = draft_weights_file(path)
+            ids = ids_of(read_tensors(file, lambda key: key == D2T), settings.vocabulary, tokens, file, AGAIN)
+        return replace(settings, ids=ids, target_vocabulary=tokens)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError as of check_with_vocabulary."""
-        check_with_vocabulary(layer, state, source, self.hints)
+        """Raise ValueError as of weight_files.check_state, and for a d2t or t2d of another draft vocabulary, or without them.
+
+        A checkpoint has neither, and is held against a layer without numbers.
+        """
+        weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
+        strange = layer.state_dict().keys() ^ weights.keys()
+        hint = "".join(told for name, told in self.hints.items() if name in str(strange))
+        check_state(layer, weights, source, hint=hint)
+        own_V: Any = layer.ids_V
+        if own_V is None or own_V.is_meta:
+            return
+        own_V = own_V.cpu()
+        proposes_first = torch.equal(own_V, torch.arange(len(own_V)))  # which a file need not say
+        if len(weights) == len(state) and proposes_first:
+            return
+        if not torch.equal(torch.tensor(ids_of(state, len(own_V), None, source, AGAIN)), own_V):
+            raise ValueError(
+                f"{source}: {D2T}: names other tokens than this draft's vocabulary; give a draft of the same vocabulary, or "
+                "take its run's by recipe.method.vocabulary_from"
+            )
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
-        """Return the layer's own names, and the draft vocabulary's tensors."""
-        return with_vocabulary(state, settings)
+        """Return the layer's own names, with d2t and t2d where some of the target's tokens are proposed and they are known."""
+        if settings.ids is not None:
+            state = state | vocabulary_tensors(settings.ids, settings.target_vocabulary)
+        return dict(sorted(state.items()))
 
     def each_step(self, settings: Any) -> dict[str, Any]:
         """Ask for each step by itself; every forward makes them all."""

@@ -34,7 +34,7 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
     """
     try:
         yield
-    except MemoryError:
+    except (MemoryError, pickle.UnpicklingError):  # the second by _read_pickle: what a file asks for
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {brief(error)}"
@@ -61,16 +61,13 @@ def open_safetensors(path: Path) -> Any:
 def _read_pickle(path: Path) -> dict[str, Tensor]:
     """The state dict of a file of torch.save, on the CPU; in its zip format tensors are read from the disk only when used."""
     check_file(path)
-    refusal: Exception | None = None
-    with telling_damage(path):
-        try:
+    try:
+        with telling_damage(path):
             content = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
-        except pickle.UnpicklingError as error:
-            refusal = error
-    if refusal is not None:
-        wanted = WANTED.search(str(refusal))  # random bytes look like a wish too
-        reason = f"wants {wanted[1]}" if wanted else brief(refusal)
-        raise ValueError(f"{path}: holds more than tensors, or is damaged ({reason}); {TENSORS_ALONE}") from refusal
+    except pickle.UnpicklingError as error:
+        wanted = WANTED.search(str(error))  # random bytes look like a wish too
+        reason = f"wants {wanted[1]}" if wanted else brief(error)
+        raise ValueError(f"{path}: holds more than tensors, or is damaged ({reason}); {TENSORS_ALONE}") from error
     if not isinstance(content, dict) or not all(
         isinstance(name, str) and isinstance(value, Tensor) and value.layout is torch.strided and value.device.type == "cpu"
         for name, value in content.items()
@@ -80,16 +77,11 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-    """A state dict's tensors. Those that are not wanted cost nothing: only their names count, the values may be empty.
-
-    Raises ValueError for a file that is damaged, or holds anything else.
-    """
-    if path.suffix != SAFETENSORS_SUFFIX:
-        found = _read_pickle(path)
-        # Else they would go on hanging on the file, which may be replaced.
-        return {name: tensor.clone() if wanted(name) else tensor for name, tensor in found.items()}
+    """The wanted tensors of a state dict; the others cost nothing. Raises ValueError for a file that is damaged or no state dict."""
+    if path.suffix != SAFETENSORS_SUFFIX:  # cloned, else they would go on hanging on the file, which may be replaced
+        return {name: tensor.clone() for name, tensor in _read_pickle(path).items() if wanted(name)}
     with open_safetensors(path) as file, telling_damage(path):
-        return {name: file.get_tensor(name) if wanted(name) else torch.empty(0) for name in file.keys()}  # noqa: SIM118
+        return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
 
 
 def read_split(index: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
@@ -98,7 +90,7 @@ def read_split(index: Path, wanted: Callable[[str], bool] = lambda _: True) -> d
     found: dict[str, Tensor] = {}
     for file in sorted(set(listed.values())):
         read = read_tensors(index.parent / file, wanted)
-        found |= {name: tensor for name, tensor in read.items() if wanted(name) and listed.get(name, file) == file}
+        found |= {name: tensor for name, tensor in read.items() if listed.get(name, file) == file}
     if missing := sorted(listed.keys() - found.keys()):
         raise ValueError(f"{index}: {', '.join(missing[:3])}: not in the files it lists them for; copy or download them again")
     return found
@@ -110,9 +102,8 @@ def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
     Raises ValueError as of read_tensors, read_split and weight_files.
     """
     path = folder / weight_files(folder)[-1]
-    if path.name.endswith(INDEX):
-        return read_split(path, wanted)
-    return {name: tensor for name, tensor in read_tensors(path, wanted).items() if wanted(name)}
+    read = read_split if path.name.endswith(INDEX) else read_tensors
+    return read(path, wanted)
 
 
 def fill(

@@ -15,7 +15,7 @@ from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS
 from longspec.measure import positions
 from longspec.measure.estimates import acceptance, ratio_of
-from longspec.measure.lines import Evaluation, check_pairs, fault_in, read
+from longspec.measure.lines import Evaluation, check_pairs, fault_in, figures, read
 from longspec.measure.tasks import parse
 from longspec.report.inputs import Stage, read_provenance, read_stage
 from longspec.report.page import environment
@@ -38,19 +38,13 @@ def training_row(stage: Stage, places: int) -> Row | None:
 def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
     """Return what the page shows of one engine."""
     all_P = found.of_task(None)
-    sums = {key: sum(line[key] for line in found.main_lines) for key in ("tokens_compared", "mismatches", "near_ties")}
-    seconds = {key: float(found[key].sum()) for key in ("seconds_speculative", "seconds_plain")}
-    new = int(found["new_tokens"].sum())
-    return {
+    return figures(found.main_lines) | {
         "engine": name,
         "positions": [positions.ratio(f"kept {place}", f"reached {place}", found) for place in range(positions.depth(found))],
         "tokens": acceptance(found, all_P),
-        "rounds": int(found["rounds"].sum()),
-        "tokens_per_second": new / seconds["seconds_speculative"],
-        "tokens_per_second_plain": new / seconds["seconds_plain"],
         "speed_up": ratio_of(all_P, (found, "seconds_plain", "seconds_speculative")),
         "same_texts": positions.same_texts(ours, found),
-    } | sums
+    }
 
 
 def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:

@@ -22,10 +22,9 @@ from torch import Tensor
 from longspec.atomic_files import checked_folder, new_file, remove_strays, write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks, log, of_first_rank
 from longspec.methods import vocabulary_for
 from longspec.models.target import resolve_dtype
-from longspec.process_group import of_first_rank
 from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, encode, hash_of, top_k_of
 from longspec.states.forward import TargetStates
 from longspec.states.load import SHARD, load_states, part_name

@@ -26,12 +26,12 @@ from tqdm import tqdm
 from longspec import jsonl
 from longspec.atomic_files import checked_folder, named_folder
 from longspec.config import Runtime
+from longspec.distributed import of_first_rank
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
 from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
-from longspec.process_group import of_first_rank
 from longspec.shown import of_disk, one_line
 from longspec.train import stage_folder
 from longspec.train.arguments import Job, freeze, read_job

@@ -60,12 +60,10 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
 
     Raises ValueError for a file that is missing, unwanted, torn, of another size, or of another tokenizer or target.
     """
-    vocabulary = vocabulary_for(job.recipe, job.vocabulary)
+    vocabulary, target = vocabulary_for(job.recipe, job.vocabulary), named_folder(job.target)
     if vocabulary is not None:
-        assert job.vocabulary is not None
-        vocabulary.check_tokenizer(job.vocabulary, rows.own[0].manifest["tokenizer"], job.data[0])
-        target = named_folder(job.target)
-        vocabulary.check_tokens(job.vocabulary, read_target_config(target).vocab_size, target)
+        tokens, tokenizer = read_target_config(target).vocab_size, rows.own[0].manifest["tokenizer"]
+        vocabulary.check_tokens(job.vocabulary, tokens, target, tokenizer)
     return vocabulary
 
 

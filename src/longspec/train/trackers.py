@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -126,11 +126,7 @@ def scalars(row: Row) -> dict[str, float]:
 
 def is_installed(package: str) -> bool:
     """Tell whether a package is there. Its name alone proves nothing: wandb's own folder of files is called wandb too."""
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
+    return any(distributions(name=package))
 
 
 def chosen(runtime: Runtime) -> list[str]:

@@ -9,7 +9,7 @@ from longspec.config.schema import mix_of
 from longspec.measure.tasks import HeldOut
 from longspec.workflow import paths
 from longspec.workflow.choices import Choices
-from longspec.workflow.settings.runs import sizes_of
+from longspec.workflow.settings.targets import sizes_of
 
 KEY = "regenerate"
 

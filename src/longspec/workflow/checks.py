@@ -37,7 +37,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
             faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
     of_first = {run: config for (run, _, _), config in reversed(configs.items())}
     measured = {
-        run: evaluations.of_run(files[run], settings, configs, runs.sizes_of(of_first[run])[2]) for run in settings["runs"]
+        run: evaluations.of_run(files[run], settings, configs, targets.sizes_of(of_first[run])[2]) for run in settings["runs"]
     }
     plan = Plan(settings, files, variants, configs, measured)
     runs.check_replays(plan)

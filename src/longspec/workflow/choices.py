@@ -6,11 +6,10 @@ from typing import Any
 
 from longspec import methods
 from longspec.config.checks import BUILT
-from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf
+from longspec.config.names import BASELINES, IMPORTED, WHEEL_PREFIX, WITH_LOOKUP, is_gguf, readable_name
 from longspec.config.run_file import Run, name_of
 from longspec.config.schema import mix_of
 from longspec.config.typed import OF_STAGE
-from longspec.data.raw import is_hub
 from longspec.measure.tasks import HeldOut
 from longspec.workflow.settings.evaluations import RunEvaluation
 
@@ -78,11 +77,6 @@ class Choices:
         """Return the other targets, which are taken as they are."""
         return [name for name in self.models if name not in (*self.built, *self.of_gguf)]
 
-    @property
-    def from_hub(self) -> list[str]:
-        """Return the datasets that are fetched."""
-        return [name for name, entry in self.data.items() if is_hub(entry["source"])]
-
     def model_of(self, run: str) -> str:
         """Return the name of a run's target."""
         return next(config.recipe.model.name for key, config in self.configs.items() if key[0] == run)
@@ -97,10 +91,10 @@ class Choices:
         return [(run, each, stage) for each in variants for stage in self.stages[run]]
 
     @property
-    def beginnings(self) -> list[str]:
-        """Return where the drafts made elsewhere come from that runs begin with, each once."""
+    def beginnings(self) -> dict[str, str]:
+        """Return where the drafts made elsewhere come from that runs begin with, by their names here."""
         found = [self.init(run, variant) for run in self.files for variant in self.variants[run]]
-        return sorted({source for source in found if source is not None})
+        return {readable_name(source): source for source in found if source is not None}
 
     def init(self, run: str, variant: str) -> str | None:
         """Return the draft made elsewhere with which a run's first stage begins; None: a fresh one."""

@@ -5,6 +5,7 @@ Arguments have the names of wildcards and hold what these hold. `longspec.workfl
 
 import json
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -15,7 +16,7 @@ from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.config.schema import mix_of
 from longspec.config.typed import OF_STAGE
-from longspec.data.raw import AFTER, complete, is_hub, is_made
+from longspec.data.raw import AFTER, HUB, is_hub, is_made
 from longspec.data.read import source_files
 from longspec.data.read.split_records import UNANSWERED
 from longspec.workflow import paths
@@ -28,17 +29,15 @@ class Plan(MeasuringPlan):
 
     # Records, tokens.
 
-    def source(self, dataset: str) -> Any:
-        """Return where a dataset comes from, as its entry says."""
-        return self.data[dataset]["source"]
-
-    def revision(self, dataset: str) -> str:
-        """Return the branch, tag or commit of a dataset of the hub."""
-        return complete(dataset, self.data[dataset])["revision"]
+    @property
+    def fetched_data(self) -> dict[str, dict[str, Any]]:
+        """Return the entries of what is fetched, by its folder's name in data/hub/: datasets, and prompts of tasks."""
+        data = {name: HUB | entry for name, entry in self.data.items() if is_hub(entry["source"])}
+        return data | {name: asdict(task) for name, task in self.hub_prompts.items()}
 
     def raw_files(self, dataset: str) -> list[Any]:
         """Return the files that a dataset is read from, or the manifest of what was fetched; none for records made here."""
-        source = self.source(dataset)
+        source = self.data[dataset]["source"]
         if is_made(source):
             return []
         return [paths.HUB.format(dataset=dataset)] if is_hub(source) else source_files.files_of(source)
@@ -214,16 +213,11 @@ class Plan(MeasuringPlan):
 
     def draft_source(self, draft: str) -> str:
         """Return the source of a draft by its name here: hf:<owner>/<repository>[@revision] or a folder."""
-        return next(source for source in self.beginnings if readable_name(source) == draft)
+        return self.beginnings[draft]
 
     def draft_files(self, draft: str) -> list[str]:
         """Return the files of a draft that lies on this machine; none for one of the hub."""
         return local_files(self.draft_source(draft))
-
-    @property
-    def begun_drafts(self) -> list[str]:
-        """Return the names here of all drafts that runs begin with."""
-        return [readable_name(source) for source in self.beginnings]
 
     @property
     def begun_runs(self) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from longspec.distributed import GPUS_GIVEN, Ranks
-from longspec.process_group import of_first_rank, own_device
+from longspec.distributed import GPUS_GIVEN, Ranks, of_first_rank
+from longspec.process_group import own_device
 from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable, non_retryable_reason
 from tests.refusals import refused
 from tests.train.checkpoint.test_save_load import write_slot

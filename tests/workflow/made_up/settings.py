@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from longspec.config.schema import KNOWN
+from longspec.config.schema import Known
 from longspec.config.typed import Text, means, words
 from longspec.engines import Served
 
@@ -18,18 +18,16 @@ COUNTS = {"labels_two_ahead": "labels two tokens ahead"}
 
 
 @dataclass
-class Method:
+class Method(Known):
     """The section `recipe.method`: there is one architecture."""
 
-    __pydantic_config__ = KNOWN
     name: Annotated[Text, means("the method")] = "made_up"
 
 
 @dataclass
-class Draft:
+class Draft(Known):
     """The section `recipe.draft`, the variant."""
 
-    __pydantic_config__ = KNOWN
     labels: Annotated[str, words("hard", "soft"), means("what is learnt: the token after the next, or its distribution")] = (
         "soft"
     )

@@ -1,5 +1,6 @@
 """Names of special tokens that somebody typed: they are text, while those that a chat template writes are tokens."""
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -48,17 +49,9 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
     Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer's content
     stay.
     """
-    texts: list[str] = []
-
-    def seen(text: str) -> str:
-        texts.append(text)
-        return text
-
-    _mapped(messages, seen)
-    everything = "".join(texts)
-    if not special or not pattern_of(special).search(everything):
+    if not special:
         return messages, {}
-    unused = unused_characters(everything)
+    unused = unused_characters(json.dumps(messages, ensure_ascii=False))
     characters: dict[str, str] = {}  # of each name
 
     def covered(text: str, own: tuple[str, ...] = ()) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from longspec import families
-from longspec.config.schema import HARD, KNOWN, LK, OFFLINE, SOFT, TV
+from longspec.config.schema import HARD, LK, OFFLINE, SOFT, TV, Known
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, VLLM, Served
@@ -85,10 +85,9 @@ class Method(LayerShape):
 
 
 @dataclass
-class Draft:
+class Draft(Known):
     """The section `recipe.draft`, the variant: how it is trained."""
 
-    __pydantic_config__ = KNOWN
     anchors: Annotated[
         Tokens | None,
         means("the number of blocks of a row in a step, drawn anew each time; null: the row's tokens / block_size"),

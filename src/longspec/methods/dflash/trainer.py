@@ -7,12 +7,10 @@ tokens whose next one is trained, H hidden width, N query heads, K key/value hea
 from dataclasses import dataclass
 from functools import partial
 from math import exp
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from longspec.config.schema import HARD
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
 from longspec.methods.own_layers import OwnLayersTrainer
@@ -25,7 +23,7 @@ from longspec.models.losses import NO_LABEL, StepSums
 from longspec.models.target import whole
 from longspec.models.teachers import draft_numbers
 from longspec.states.forward import TargetStates
-from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN
+from longspec.states.tensors import EMBEDDED
 
 SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled for each
 
@@ -91,13 +89,6 @@ class DFlashTrainer(OwnLayersTrainer):
 
     draft_model: DFlashLayer
     mask_H: Tensor
-
-    @staticmethod
-    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[str, ...]:
-        """Inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
-        layers = settings.stored_layers or settings.read_of(config.num_hidden_layers)
-        final = [FINAL] if settings.loss != HARD or with_llm_loss else []
-        return (*(f"{HIDDEN}{layer}" for layer in layers), *final)
 
     def __init__(self, states: TargetStates, draft_model: DFlashLayer, settings: Settings) -> None:
         super().__init__(states, draft_model, settings)
@@ -165,8 +156,7 @@ class DFlashTrainer(OwnLayersTrainer):
         tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
         next_N = input_ids_BS.roll(-1, 1).flatten()[tokens_N]
         with self.states.gather([head_weight]):
-            wanted = settings.loss != HARD or with_llm_loss
-            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
+            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss)
             take = partial(block_cross_entropy, teacher=teacher, labels=labels, weights=self.weights, kind=settings.loss)
             sums: StepSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums

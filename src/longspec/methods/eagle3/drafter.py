@@ -20,7 +20,6 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, TreeBuilder
 from longspec.methods.own_layers_drafter import OwnLayersDrafter, places_of
 from longspec.models.attention.backends import attend, attend_all
-from longspec.models.attention.visibility import TreeVisibility
 
 
 class Accepted(NamedTuple):
@@ -65,7 +64,8 @@ class Eagle3Drafter(OwnLayersDrafter):
             scale, low = q_BNWD.shape[-1] ** -0.5, self._first_seen(draft_input, builder, keys.shape[2])
             if low is not None and q_BNWD.device.type == "cpu":  # where masks take longer than the products
                 return attend_all(q_BNWD, keys[:, :, low:], values[:, :, low:], scale)
-            return attend(q_BNWD, keys, values, self._visibility(draft_input, builder), scale)
+            seen = draft_input.visibility(builder, self.caches[0].first_B(draft_input.lengths_B), self.window, left_out=1)
+            return attend(q_BNWD, keys, values, seen, scale)
 
         self.hidden_BWH = self.layer.midlayer(embedded_BWH, feature_BWH, rope, attend_own)
         return self.layer.logits(self.hidden_BWH)
@@ -106,20 +106,6 @@ class Eagle3Drafter(OwnLayersDrafter):
         depth = len(builder.sizes) - 1
         held = keys - depth
         return max(0, held - draft_input.lengths[0], 0 if self.window is None else held - 1 + depth - self.window)
-
-    def _visibility(self, draft_input: DraftInput, builder: TreeBuilder) -> TreeVisibility:
-        """The text's slots, among them the root's, and of the tree below it the path down to each node of the newest level."""
-        size = builder.sizes[-1]
-        behind_S = builder.depths_S - 1  # positions behind the slots of the text
-        return TreeVisibility(
-            draft_input.lengths,
-            draft_input.lengths_B,
-            builder.seen_BSS[:, -size:, 1:],
-            behind_S[-size:],
-            behind_S[1:],
-            first_B=self.caches[0].first_B(draft_input.lengths_B),
-            window=self.window,
-        )
 
 
 drafter = Eagle3Drafter

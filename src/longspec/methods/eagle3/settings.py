@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from longspec import families
-from longspec.config.schema import KNOWN, LATER, LK, SOFT, TV
+from longspec.config.schema import LATER, LK, SOFT, TV, Known
 from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
@@ -70,10 +70,9 @@ class Method(LayerShape):
 
 
 @dataclass
-class Draft:
+class Draft(Known):
     """The section `recipe.draft`, the variant: how it is trained (training-time test, EAGLE-3 section 3.2)."""
 
-    __pydantic_config__ = KNOWN
     steps: Annotated[
         Steps, means("the number of steps of a chain, each fed with the draft's own hidden state of the one before")
     ] = 7

@@ -6,20 +6,18 @@ width, N query heads, K key/value heads, D head width.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.settings import Settings
 from longspec.methods.own_layers import OwnLayersTrainer
 from longspec.models.attention import backends
 from longspec.models.attention.chains import KeysValues
 from longspec.models.attention.visibility import Visibility, document_starts
 from longspec.models.chain_losses import chain_cross_entropy
 from longspec.models.losses import NO_LABEL, StepSums
-from longspec.states.tensors import EMBEDDED, FINAL, HIDDEN
+from longspec.states.tensors import EMBEDDED
 
 
 @dataclass(frozen=True)
@@ -71,11 +69,6 @@ class Eagle3Trainer(OwnLayersTrainer):
     """A frozen target and its trainable draft."""
 
     draft_model: Eagle3Layer
-
-    @staticmethod
-    def reads(config: Any, settings: Settings, *, with_llm_loss: bool) -> tuple[str, ...]:
-        """The inputs of the three auxiliary layers, and the final hidden states, which the labels are made of in any case."""
-        return (*(f"{HIDDEN}{layer}" for layer in settings.read_of(config.num_hidden_layers)), FINAL)
 
     def measure(
         self,

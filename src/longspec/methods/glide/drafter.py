@@ -73,15 +73,7 @@ class GlideDrafter(Drafter):
         positions_B1 = draft_input.lengths_B[:, None] + (len(builder.sizes) - 1)
         embedded_BWH, rope, new = self._take_in(builder.tokens[-1], positions_B1.expand_as(builder.tokens[-1]))
         own, size, depths_S = self.own.with_nodes(new), builder.sizes[-1], builder.depths_S
-        own_visibility = TreeVisibility(
-            draft_input.lengths,
-            draft_input.lengths_B,
-            builder.seen_BSS[:, -size:],
-            depths_S[-size:],
-            depths_S,
-            first_B=self.own.first_B(draft_input.lengths_B),
-            window=self.window,
-        )
+        own_visibility = draft_input.visibility(builder, self.own.first_B(draft_input.lengths_B), self.window)
         nothing_BW0, depths_W = builder.seen_BSS[:, -size:, :0], depths_S[-size:]
         target_visibility = TreeVisibility(draft_input.lengths, draft_input.lengths_B, nothing_BW0, depths_W, depths_W[:0])
         cached = (draft_input.cached[self.reads[0]], draft_input.cached[self.reads[1]])

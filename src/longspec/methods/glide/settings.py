@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from omegaconf import MISSING
 from pydantic import Field
 
-from longspec.config.schema import HARD, KNOWN, LATER, LK, OFFLINE, SOFT, TV
+from longspec.config.schema import HARD, LATER, LK, OFFLINE, SOFT, TV, Known
 from longspec.config.typed import MOST_TOKENS, Flag, Number, Text, Tokens, Whole, means, words
 from longspec.engines import VLLM, Served
 
@@ -33,18 +33,16 @@ WHY_THESE = "its layer is shaped like that of these families, and reads the rota
 
 
 @dataclass
-class Method:
+class Method(Known):
     """The section `recipe.method`: GLIDE has one architecture."""
 
-    __pydantic_config__ = KNOWN
     name: Annotated[Text, means("the method, a file of config/method/")] = "glide"
 
 
 @dataclass
-class Draft:
+class Draft(Known):
     """The section `recipe.draft`, the variant: how the draft sees the target while it trains (LongSpec 3.1, 3.2)."""
 
-    __pydantic_config__ = KNOWN
     window: Annotated[Tokens, means("how far back a query i sees: key j where 0 <= i - j <= window")] = 512
     anchors: Annotated[
         str, words(*ANCHORS), means("how many first tokens keep their positions: none, anchor_tokens of them, or 0 to so many")

@@ -27,12 +27,6 @@ def remove_unfinished(folder: Path) -> None:
         remove(leftover)
 
 
-def begin(beside: Path) -> None:
-    """Make an empty folder to write a checkpoint into; what a killed job left unfinished is removed."""
-    remove_unfinished(beside.parent)
-    beside.mkdir(parents=True)
-
-
 def rotate(folder: Path, beside: Path) -> None:
     """Put a finished folder into `last`; at every moment one of the two slots is whole."""
     last, last_2 = (folder / name for name in SLOTS)

@@ -23,10 +23,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from longspec.atomic_files import fsync_path
-from longspec.distributed import Ranks, log
+from longspec.distributed import Ranks, log, of_first_rank
 from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import open_safetensors, telling_damage
-from longspec.process_group import of_first_rank
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 
 RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
@@ -173,7 +172,8 @@ def save(
     def prepare() -> None:
         check_owner()
         record()
-        checkpoint_dir.begin(beside)
+        checkpoint_dir.remove_unfinished(folder)  # what a killed job left
+        beside.mkdir(parents=True)
         needed, free = size + RESERVE, shutil.disk_usage(folder).free
         if free < needed:
             raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")

@@ -31,9 +31,9 @@ def limits_of(block: Mapping[str, str]) -> Limits:
     """Return the limits in a profile's block. Raises ValueError for a number that is none, and for more ranks than GPUs."""
     given = {field.name: block[field.name] for field in fields(Limits) if field.name in block}
     for name, text in given.items():
-        if not text.isdecimal():
+        if not text.isdecimal() or not int(text):
             raise ValueError(
-                f"set-resources: train: {name}: {text} is no whole number; profiles/slurm/profile.yaml tells its unit"
+                f"set-resources: train: {name}: {text} is no whole number above 0; profiles/slurm/profile.yaml tells its unit"
             )
     limits, gres = Limits(**{name: int(text) for name, text in given.items()}), block.get("gres", "").strip("'\"")
     if 0 < gpus_in(gres) < limits.ranks:

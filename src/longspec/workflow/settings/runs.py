@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from longspec import methods
 from longspec.config import compose_stage, differences, plain
 from longspec.config.checks import BUILT
@@ -20,7 +18,6 @@ from longspec.config.typed import OF_STAGE
 from longspec.decode.levels import levels_of, shape_of
 from longspec.measure.tasks import check_room
 from longspec.workflow.choices import Choices, Stage
-from longspec.workflow.paths import TARGET
 from longspec.workflow.settings import targets
 from longspec.workflow.settings.evaluations import RunEvaluation
 
@@ -59,12 +56,6 @@ def run_of(path: Path, config_dir: Path) -> Run:
     return found
 
 
-def composed(run: Run, variant: str, stage: str, config_dir: Path) -> DictConfig:
-    """Return one composed configuration. Raises ValueError with the choices that lead to the one at fault."""
-    with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
-        return compose_stage(str(run.path), variant, stage, config_dir)
-
-
 def check_models(configs: Mapping[Stage, Any]) -> None:
     """Raise ValueError when a run has two targets, one name stands for two, or nothing is said to train one."""
     known: dict[str, Any] = {}
@@ -100,12 +91,6 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
             )
 
 
-def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
-    """Return layers, tokens and positions of a stage's target, each None where only its weights' job can tell."""
-    fetched = Path(TARGET.format(model=config.recipe.model.name)).parent / "target"
-    return targets.sizes_of(config.recipe.model.source, config.build, fetched)
-
-
 def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEvaluation]) -> None:
     """Raise ValueError for a target that is there and cannot be used, has no positions for the rows and the prompts, or whose
     layers or tokens are not as the draft wants them; and for drafts of a round that the draft's tokens cannot fill.
@@ -114,9 +99,9 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
     """
     for (run, _, stage), config in configs.items():
         named, recipe, evaluation = f"run '{run}', stage '{stage}'", config.recipe, evaluations.get(run)
-        length, fetched = recipe.data.sequence_length, Path(TARGET.format(model=recipe.model.name)).parent / "target"
-        targets.check_target(f"{named}: recipe.model", recipe, fetched)
-        layers, tokens, positions = sizes_of(config)
+        length = recipe.data.sequence_length
+        targets.check_target(f"{named}: recipe.model", recipe)
+        layers, tokens, positions = targets.sizes_of(config)
         if positions is not None and length > positions:
             raise ValueError(
                 f"{named}: recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; "
@@ -197,7 +182,10 @@ def with_lenders(
             continue
         files[run.name], variants_in[run.name] = run, variants_of(run) or variants
         for variant in variants_in[run.name]:
-            own = {(run.name, variant, stage): composed(run, variant, stage, config_dir) for stage in run.says.stages}
+            own: dict[Stage, Any] = {}
+            for stage in run.says.stages:
+                with faults_in(f"run '{run.name}', variant '{variant}', stage '{stage}'"):
+                    own[run.name, variant, stage] = compose_stage(str(run.path), variant, stage, config_dir)
             check_methods(own, run.file)
             configs |= own
             lender = methods.vocabulary_lender(next(iter(own.values())).recipe)

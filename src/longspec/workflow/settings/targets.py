@@ -18,6 +18,7 @@ from longspec.config.target_facts import NotKnownError, facts_of, kept_beside, s
 from longspec.families import check_content
 from longspec.methods.draft_files import METHOD
 from longspec.workflow.choices import Choices
+from longspec.workflow.paths import TARGET
 
 WEIGHTS = (".pth", ".bin", ".safetensors")  # of a draft's weights alone
 
@@ -45,53 +46,46 @@ def learn(run: Run, target: str) -> None:
         raise ValueError(f"target: {target}: {said}")
 
 
-def folder_of(source: str, fetched: Path) -> Path:
-    """Return where a target's config.json is looked for. fetched: the place of one that a job fetches or makes."""
-    made = source == BUILT or source.startswith(HUB_PREFIX) or is_gguf(source)
-    return fetched if made else Path(source).expanduser()
+def config_of(model: Any) -> Path:
+    """Return where a target's config.json is: in its own folder, or in that of one that a job fetches or makes."""
+    made = model.source.startswith(HUB_PREFIX) or is_gguf(model.source)
+    folder = Path(TARGET.format(model=model.name)).with_name("target") if made else Path(model.source).expanduser()
+    return folder / "config.json"
 
 
-def settings_of(folder: Path) -> dict[str, Any] | None:
-    """Return a target's own configuration; None where there is none. Raises ValueError for a file that is no JSON object."""
-    path = folder / "config.json"
-    return read_json(path) if path.is_file() else None
-
-
-def check_target(key: str, recipe: Any, fetched: Path) -> None:
+def check_target(key: str, recipe: Any) -> None:
     """Raise ValueError for a folder that holds no target, and for another family than the target's.
 
-    key: of the run's model, such as "run 'demo', stage 'base': recipe.model"; fetched: as of folder_of.
+    key: of the run's model, such as "run 'demo', stage 'base': recipe.model".
     """
     source = recipe.model.source
     if source == BUILT:
         return
-    folder = folder_of(source, fetched)
-    config = settings_of(folder)
-    if config is not None:
-        check_content(config, folder / "config.json")
+    config = config_of(recipe.model)
+    if config.is_file():
+        content = read_json(config)
+        check_content(content, config)
         with faults_in(key):
-            methods.check_family_named(recipe, config["model_type"], str(folder))
-    elif is_gguf(source) and not source.startswith(WHEEL_PREFIX):  # a target that has been made needs its file no more
-        if not Path(source).expanduser().is_file():
+            methods.check_family_named(recipe, content["model_type"], str(config.parent))
+    elif is_gguf(source):  # a target that has been made needs its file no more
+        if not source.startswith(WHEEL_PREFIX) and not Path(source).expanduser().is_file():
             raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
-    elif folder != fetched:
+    elif not source.startswith(HUB_PREFIX):
         raise ValueError(
-            f"{key}.source: {source}: {'has no config.json' if folder.is_dir() else 'no such folder'} (seen from "
+            f"{key}.source: {source}: {'has no config.json' if config.parent.is_dir() else 'no such folder'} (seen from "
             f"{Path.cwd()}); give {SOURCES}"
         )
 
 
-def sizes_of(source: str, build: Any, fetched: Path) -> tuple[int | None, int | None, int | None]:
-    """Return layers, tokens and positions of a target, each None where only its weights' job can tell.
-
-    build: the section of one that is built here; fetched: as of folder_of.
-    """
-    if source == BUILT:
-        return build.layers, build.vocabulary, build.max_position
-    config = settings_of(folder_of(source, fetched)) or {}
-    layers, tokens, positions = sizes_in(config)
+def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
+    """Return layers, tokens and positions of a stage's target, each None where only its weights' job can tell."""
+    if config.recipe.model.source == BUILT:
+        return config.build.layers, config.build.vocabulary, config.build.max_position
+    path = config_of(config.recipe.model)
+    content = read_json(path) if path.is_file() else {}
+    layers, tokens, positions = sizes_in(content)
     # How far yarn stretches: families.position_limit, which needs transformers' object.
-    is_stretched = "yarn" in json.dumps(config.get("rope_scaling") or config.get("rope_parameters"))
+    is_stretched = "yarn" in json.dumps(content.get("rope_scaling") or content.get("rope_parameters"))
     return layers, tokens, None if is_stretched else positions
 
 
