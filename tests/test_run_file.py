@@ -62,6 +62,8 @@ def test_of_another_method_the_keys_of_draft_and_method_stay_behind(config: Path
     assert (recipe.method.name, recipe.draft.start, recipe.data.sequence_length) == ("eagle3", "random", 128)
     write(config, mine="base: demo\nmethod: glide\n")
     assert read_run("mine", [config]).says.recipe == {"draft": {"lag": 4}}
+    write(config, mine="base: demo-eagle3\nmethod: dflash\n")
+    assert (read_run("demo-eagle3", [config]).says.variants, read_run("mine", [config]).says.variants) == (["ttt"], [])
 
 
 def test_a_stage_may_have_another_name_than_the_numbers_it_begins_with(config: Path) -> None:
@@ -75,6 +77,10 @@ def test_a_run_is_taken_by_its_path_too(config: Path, tmp_path: Path) -> None:
     path.write_text(f"base: demo\n{STAGE}")
     found = read_run(str(path), [config])
     assert (found.name, found.file) == ("apart", str(path))
+    (tmp_path / "run").mkdir()
+    own = path.rename(tmp_path / "run/apart.yaml")  # a folder of this name is no config/run
+    assert [read_run(str(own), [config]).file, read_run(str(own), [config]).given] == [str(own)] * 2
+    path = own
     assert compose_stage(str(path), "base", "base", config).recipe.optimizer.lr == 3.0e-3
 
 

@@ -97,8 +97,8 @@ class DraftVocabulary:
         write_json(path, {"ids": list(self.ids), "size": self.size, "tokenizer": self.tokenizer, "coverage": self.coverage})
 
 
-def read_draft_vocabulary(path: Path, *, counted: bool = True) -> DraftVocabulary:
-    """Read the file. counted: False where an imported draft's will do, which says nothing of what its tokens cover.
+def read_draft_vocabulary(path: Path, *, counted: bool = False) -> DraftVocabulary:
+    """Read the file. counted: whether it must say what its tokens cover, which an imported draft's does not.
 
     Raises ValueError with the file's name, the field and the fix for one that is none."""
     content = read_json(path)

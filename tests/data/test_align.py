@@ -1,5 +1,6 @@
 """Aligners: what each makes of a record, which records it cannot work on, and which settings are refused."""
 
+import json
 import re
 from typing import Any
 
@@ -57,6 +58,7 @@ MADE: list[tuple[Any, dict[str, Any], list[Any]]] = [
     ({"filter": {"field": "t", "present": True}}, {"t": ""}, [None]),
     ({"filter": {"field": "t", "present": False}}, {"t": None}, [{"t": None}]),
     ({"start_at": {"field": "c"}}, {"c": [ANSWER, SYSTEM, ASKED, ANSWER]}, [{"c": [SYSTEM, ASKED, ANSWER]}]),
+    ({"start_at": {"field": "c"}}, {"c": json.dumps([ANSWER, ASKED, ANSWER])}, [{"c": [ASKED, ANSWER]}]),
 ]
 
 NESTED = [{"flatten": {"field": "a", "merge": True}}, {"flatten": {"field": "b"}}, {"filter": {"field": "b", "min": 1}}]
@@ -66,7 +68,8 @@ FAULTS: list[tuple[Any, dict[str, Any], str, str]] = [
     ({"rename": {"m.a": "b"}}, {"m": {"a": 1}}, "m.a", "missing or"),
     ({"select": ["a"]}, {"b": 1}, "a", re.compile("missing$")),
     ({"flatten": {"field": "a"}}, {"a": []}, "a", "empty list"),
-    ({"flatten": {"field": "a"}}, {"a": "text"}, "a", "a list, is str"),
+    ({"flatten": {"field": "a"}}, {"a": "text"}, "a", "no JSON"),
+    ({"flatten": {"field": "a"}}, {"a": "3"}, "a", "a list, is int"),
     ({"flatten": {"field": "a", "merge": True}}, {"a": [3]}, "element", "merged, is int (in a[0])"),
     ({"flatten": {"field": "a", "merge": True}}, {"a": [{"b": 1}], "b": 2}, "b", "element (in a[0])"),
     ({"compose": {"to": "t", "template": "{a}{b}"}}, {"a": "x"}, "b", "missing or"),

@@ -220,6 +220,10 @@ def test_files_of_the_hub_are_read_in_order(tmp_path: Path, monkeypatch: pytest.
     manifest = raw.make("d", {"source": "hf:o/d", "held_out": 0}, tmp_path / RAW)
     assert [record["text"] for record in rows(tmp_path / "raw", "train")] == ["a.json", "b.jsonl"]
     assert manifest["origin"] == {"repository": "o/d", "commit": "c" * 40}
+    write_json(folder / "manifest.json", fetched | {"revision": "c" * 40})
+    pinned = raw.make("d", {"source": "hf:o/d", "held_out": 0, "revision": "c" * 40}, tmp_path / RAW)
+    assert pinned == manifest, "so that no finished stage is trained anew for it"
+    write_json(folder / "manifest.json", fetched)
     with refused(f"{folder}/manifest.json: revision: is main", "data.d.revision is v1"):
         raw.make("d", {"source": "hf:o/d", "revision": "v1"}, tmp_path / RAW)
     (folder / "files/a.json").write_text("{}")

@@ -70,6 +70,9 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
         ),
     ),
     ({"messages": [ASKED, ANSWERED], "tools": [], "chat_template_kwargs": {}}, PAIR),
+    # A column of JSON text holds text where other rows say something.
+    ({"messages": [{**ASKED, "tool_calls": "[]"}, {**ANSWERED, "tool_calls": "null"}], "tools": "[]"}, PAIR),
+    ({"messages": [ASKED, ANSWERED], "tools": "null", "chat_template_kwargs": "null"}, PAIR),
     ({"messages": [ASKED, ANSWERED], "system": "s"}, Chat([SYSTEM, ASKED, ANSWERED])),
     ({"messages": [ASKED, ANSWERED], "system": " "}, PAIR),
     ({"messages": [SYSTEM, ASKED, ANSWERED], "system": "s", "system_prompt": "s"}, Chat([SYSTEM, ASKED, ANSWERED])),
@@ -106,6 +109,7 @@ BAD: list[tuple[dict[str, Any], str, Fact]] = [
     ({"messages": [ASKED, CALLING, {"role": "tool", "content": None}]}, "messages[2].content", "missing"),
     ({"messages": [{**ASKED, "tool_calls": [CALL]}, ANSWERED]}, "messages[0].tool_calls", "lost"),
     ({"messages": [ASKED, {**ANSWERED, "refusal": "no"}]}, "messages[1].refusal", "lost"),
+    ({"messages": [ASKED, {**ANSWERED, "weight": 0}, ASKED, ANSWERED]}, "messages[1].weight", "is 0"),
     (called("tool_calls", [{"id": 1}]), "messages[1].tool_calls[0].name", "missing"),
     (called("tool_calls", "[{]"), "messages[1].tool_calls", "no JSON"),
     (called("tool_calls", [{"name": "f", "arguments": '{"a": 1, "a": 2}'}]), "messages[1].tool_calls[0].arguments", "twice"),

@@ -1,4 +1,4 @@
-"""Run by torchrun: what is decoded with a target that is split over the ranks, and what drafts read of it.
+"""Run by torchrun: what is decoded with a target that is split over the ranks.
 
 Arguments: a folder for the results, what the ranks' random numbers differ by, and a target's folder.
 """
@@ -22,7 +22,6 @@ from longspec.distributed import end_at_once, find_ranks
 from longspec.models.target import load_target, split_over
 from longspec.models.target_config import read_target_config
 from longspec.process_group import join
-from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.decode.models import METHODS, make_drafter
 
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3], [8, 9, 7, 9, 3, 2, 3, 8, 4]]
@@ -57,23 +56,6 @@ def texts(target: Any, apart: int = 0) -> dict[str, Any]:
     return found
 
 
-def states(path: str, ranks: int) -> dict[str, torch.Tensor]:
-    """What drafts read of a forward over whole rows, whole and in chunks, and the head."""
-    split = None if ranks == 1 else split_over(ranks)
-    target = load_target(path, read_target_config(path), torch.float64, STATES_ATTENTION, split)
-    last = target.config.num_hidden_layers - 1
-    names = [f"keys.{last}", f"values.{last}", "hidden.1", "final"]
-    ids_BS = torch.tensor([PROMPTS[0], PROMPTS[2][:7]])
-    positions_BS = torch.arange(7).expand(2, -1)
-    found = {}
-    for chunk in (None, 3):
-        of = TargetStates(target, chunk)
-        for wanted in (names, names[:1]):
-            told = of(ids_BS, positions_BS, None, wanted)
-            found |= {f"{name} {chunk} {len(wanted)}": tensor for name, tensor in told.items()}
-    return found | {"head": of.head_weight}
-
-
 def main(folder: str, apart: int, path: str) -> None:
     ranks = find_ranks()
     join(ranks, timeout_minutes=2)
@@ -81,7 +63,6 @@ def main(folder: str, apart: int, path: str) -> None:
     own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
     told = {"texts": texts(target, apart * ranks.rank), "split": own}
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(told))
-    torch.save(states(path, ranks.world_size), Path(folder, f"{ranks.rank}.pt"))
 
 
 if __name__ == "__main__":

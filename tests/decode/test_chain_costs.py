@@ -1,21 +1,18 @@
 """Chains and trees that are chosen by the draft's acceptance and by what rounds cost, where no shape is given."""
 
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-from longspec import chain_length
 from longspec.chain_length import ChainAcceptance, TreeAcceptance
 from longspec.decode import chain_costs
 from longspec.decode import generate as door
 from longspec.decode.chain_costs import best_shape, best_way
 from longspec.decode.drafters import DraftInput
 from longspec.decode.fallback import Copying, NoDraft, Watched, WhilePays
-from longspec.decode.generate import generate, load_drafter
+from longspec.decode.generate import generate
 from longspec.decode.levels import DEFAULT_SHAPE, Budget, Levels
 from longspec.decode.lookup import Followers, LookupDrafter, WithLookup
 from longspec.decode.prefill import prefill
@@ -23,7 +20,6 @@ from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.decode.tree import DraftTree
 from tests.decode.models import DEPTHS, METHODS, Oracle, generated, make_drafter, make_target
-from tests.methods.test_attach import save_draft, save_target
 
 NEW = 20
 GREEDY = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -282,13 +278,3 @@ def test_a_budget_has_the_prices_of_this_machine(monkeypatch: pytest.MonkeyPatch
     given_costs(monkeypatch, 1.0, 1.05, tree=1.4, shapes={(11,): 1.1})
     _, budget = best_way(target, drafter, prefill(target, [PROMPT], reads=drafter.reads))
     assert (budget.step, budget.node) == pytest.approx((2 * 0.04 * 2, 0.01 * 2))
-
-
-def test_a_draft_folder_tells_its_acceptance(tmp_path: Path) -> None:
-    """And does without it."""
-    draft = tmp_path / "draft"
-    save_draft(save_target("qwen2", tmp_path / "target"), draft)
-    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
-    assert load_drafter(target, draft).acceptance == ()
-    chain_length.write_acceptance(draft, [ALWAYS])
-    assert load_drafter(target, draft).acceptance == load_drafter(target, draft / "model.safetensors").acceptance == (ALWAYS,)

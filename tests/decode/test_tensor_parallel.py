@@ -1,4 +1,4 @@
-"""A target split over ranks decodes what one rank decodes, token by token, and gives drafts what one rank gives."""
+"""A target split over ranks decodes what one rank decodes, token by token."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from tests.decode.models import METHODS, SHAPE
-from tests.decode.parallel_program import states, texts
+from tests.decode.parallel_program import texts
 from tests.jobs import finish, start, torchrun
 
 # A vocabulary that no number of ranks divides, and so small that random drafts are kept now and then.
@@ -37,7 +37,7 @@ def alone(target: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alone: dict[str, Any], tmp_path: Path) -> None:
-    """All methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers; and what drafts read.
+    """All methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers.
 
     Rank 1 would draw otherwise, as when the last bits of its logits differed, and takes rank 0's tokens.
     """
@@ -45,11 +45,9 @@ def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alon
     text, code = finish(start([*torchrun(ranks), program, str(tmp_path), str(apart), target], tmp_path))
     assert code == 0, text
     whole = sum(tensor.numel() for tensor in load_target(target, read_target_config(target), torch.float64).parameters())
-    wanted = states(target, 1)
     for rank in range(ranks):
-        told, read = json.loads((tmp_path / f"{rank}.json").read_text()), torch.load(tmp_path / f"{rank}.pt")
+        told = json.loads((tmp_path / f"{rank}.json").read_text())
         assert told["texts"] == alone
         assert 0.9 * whole / ranks < told["split"] < 1.1 * whole / ranks
-        torch.testing.assert_close(read, wanted, rtol=1e-12, atol=1e-12)
     accepted = [kept for key, rows in alone.items() if key.startswith(METHODS) for _, row in rows for kept in row]
     assert {0, 1, 2} <= set(accepted), "texts in which drafts were kept and rejected"

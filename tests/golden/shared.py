@@ -82,7 +82,7 @@ def write(
     texts: Callable[..., Iterable[dict[str, Tensor]]],
     about: dict[str, Any],
 ) -> None:
-    """Write the file. layers: of the target; build: a draft beside its folder; texts: of draft and target each text's tensors."""
+    """Write the file. layers: of the target; build: a draft beside its folder; texts: of both each text's tensors."""
     torch.manual_seed(0)
     config = TARGET | {"num_hidden_layers": layers}
     target = LlamaForCausalLM(LlamaConfig(**config)).eval()

@@ -126,6 +126,7 @@ def test_a_near_tie_is_two_logits_that_rounding_may_swap(
     found = judge(plain.tokens, [5, other, 2], gap_of(plain, dtype))
     margin, allowed, tie = expected
     assert found == Comparison(2, 1, tie, pytest.approx(margin), allowed)
+    assert judge(plain.tokens, [6, 8, 2], gap_of(plain, dtype)).near_ties == 1, "where an engine tells of no other token"
 
 
 def test_a_killed_evaluation_goes_on_without_asking_again(arguments: Any, python: Path, tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def forgotten_choices() -> None:
 
 def install(monkeypatch: pytest.MonkeyPatch, *, flash: bool, triton: bool) -> None:
     module = "longspec.models.attention.flash"
-    monkeypatch.setattr(f"{module}.find_spec", lambda name: object() if flash else None)
+    monkeypatch.setattr(f"{module}.find_spec", lambda name: None)
+    monkeypatch.setattr(f"{module}.unusable", str) if flash else None
     monkeypatch.setattr(f"{module}.package", lambda: flash_stand_in) if flash else None
     monkeypatch.setattr(backends, "has_triton", lambda: triton)
 
@@ -79,14 +80,21 @@ def test_a_missing_backend_names_the_line_that_installs_it(monkeypatch: pytest.M
         choose(FLEX, CUDA, torch.bfloat16, 16)
 
 
-def test_another_flash_attn_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_flash_attn_is_refused_with_its_version_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another backend is taken, as beside one that cannot be imported: a build for another torch."""
     monkeypatch.setattr("longspec.models.attention.flash.find_spec", lambda name: object())
+    monkeypatch.setattr(backends, "has_triton", lambda: True)
     package = SimpleNamespace(__version__="2.8.3", flash_attn_interface=flash_stand_in)
     monkeypatch.setitem(sys.modules, "flash_attn", package)
     assert flash.package() is flash_stand_in
     package.__version__ = "2.7.4.post1"
-    with refused("runtime.attention: flash-attn 2.7.4.post1", "2.8", "--no-build-isolation flash-attn"):
-        choose(FLASH, CUDA, torch.bfloat16, 16)
+    for broken, told in ((package, "flash-attn 2.7.4.post1"), (None, "cannot be imported")):
+        monkeypatch.setitem(sys.modules, "flash_attn", broken)
+        fastest.cache_clear()
+        assert fastest("cuda", torch.bfloat16, 16, training=True) == FLEX
+        assert fastest("cuda", torch.bfloat16, 16, training=False) == SDPA
+        with refused("runtime.attention: flash_attention_2", told, "--no-build-isolation flash-attn"):
+            choose(FLASH, CUDA, torch.bfloat16, 16)
 
 
 @pytest.mark.parametrize(

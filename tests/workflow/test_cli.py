@@ -179,3 +179,13 @@ def test_a_stage_that_trains_has_a_line_with_steps_speed_and_time_left(tmp_path:
         assert runs.progress(tmp_path / "demo", told) == ["demo/base/chat: step 4 of 40, 1,234 tokens/s, 72 s left"]
     finally:
         lease.release()
+
+
+def test_rows_unlike_what_the_target_writes_are_told_while_it_trains_each_once(tmp_path: Path) -> None:
+    """Not on a report's page alone, days later."""
+    rows, told = [str(tmp_path / f"{name}.json") for name in ("like", "unlike", "missing")], set[str]()
+    for path, unlike in zip(rows, (1, 5), strict=False):
+        write_json(Path(path), {"dataset": "chats", "documents": 20, "unlike_served": unlike})
+    (line,) = runs.unlike_served(rows, told)
+    assert line.startswith("chats: 5 of 20 documents")
+    assert runs.unlike_served(rows, told) == []

@@ -89,7 +89,8 @@ def test_a_vocabulary_is_counted_once_and_read_by_every_job_that_wants_it(cluste
     path = "results/demo-eagle3/ttt/draft_vocabulary_768.json"
     assert [job["rule"] for job in cluster.values()].count("train_target") == 1
     command = cluster[path]["command"]
-    assert all(f"{name}=data/packed/demo/" in command for name in ("base", "long", "longcot"))
+    rows = {"base": "stdlib-base-512", "long": "stdlib-long-long-nomask-4096", "longcot": "puzzles-longcot-2048"}
+    assert all(f"{stage}=data/packed/demo/{name}-split/manifest.json" in command for stage, name in rows.items())
     assert "--size 768" in command
     wanting = {output for output, job in cluster.items() if path in job.get("input", "")}
     assert wanting == {output for output, job in cluster.items() if f"--vocabulary {path}" in job["command"]}

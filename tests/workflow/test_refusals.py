@@ -153,6 +153,11 @@ def test_one_target_a_run_and_one_name_a_target(settings: Settings) -> None:
     settings.refuses("run 'demo', stage 'long': recipe.model.name: 'demo'", "(source, sha256 or build)")
 
 
+def test_an_interpreter_of_no_engine_is_refused(settings: Settings) -> None:
+    settings.edit(WORKFLOW, r"^  serve_python: \S+", "  serve_python: /bin/sh")
+    settings.refuses(f"{EVALUATION}.serve_python: /bin/sh", "evaluation.engine", "vllm")
+
+
 def test_drafts_that_vllm_does_not_load_and_trees_are_refused(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """And an interpreter that is not there, for a run whose drafts it would load."""
     monkeypatch.setattr(methods.settings_of("glide"), "SERVED", {})

@@ -8,17 +8,15 @@ import pytest
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import Copied, Settings
 
-RUN = ("demo", "sinkpi-slicing")
 BASE = "variant 'sinkpi-slicing', stage 'base': recipe.data.name"
 PACKED = "data/packed/demo/{}-longcot-2048-split/manifest.json"
 
 
 def stage_file(folder: Path, shares: str) -> None:
-    """A third stage of its own that replays, with no shares one that does not."""
-    replay = f", replay: {shares}" if shares else ""
+    """A third stage of its own that replays."""
     numbers = (
-        f"recipe:\n  data: {{name: puzzles, sequence_length: 2048, overlong: split{replay}}}\n  global_batch: 2\n  steps: 80\n"
-        "runtime: {held_out_every: 80}\n"
+        f"recipe:\n  data: {{name: puzzles, sequence_length: 2048, overlong: split, replay: {shares}}}\n  global_batch: 2\n"
+        "  steps: 80\nruntime: {held_out_every: 80}\n"
     )
     Copied(folder).edit("config/run/demo.yaml:longcot", r"(?s)\A.*\Z", numbers)
 
@@ -83,21 +81,6 @@ def test_a_mix_is_planned_as_its_page_has_it(settings: Settings, root: Path) -> 
     (runs / "other.yaml").write_text(run.replace("longcot:\n", "longcot: {recipe: {data: {replay: {base/stdlb: 0.1}}}}\n"))
     place = "run 'other', variant 'sinkpi-slicing', stage 'longcot': recipe.data.replay.base/stdlb: stage 'base'"
     settings.refuses(place, "'stdlib'?", runs=["other"])
-
-
-def test_earlier_data_are_packed_like_the_stages_own(settings: Settings) -> None:
-    stage_file(settings.folder, "")
-    before = settings.plan()
-    assert before.replayed_rows(*RUN, "longcot") == before.replay_options(*RUN, "longcot", []) == []
-    assert before.trained_rows("demo") == before.all_rows("demo")
-    stage_file(settings.folder, "{long: 0.2, base: 0.3}")
-    plan = settings.plan()
-    replayed = [PACKED.format("stdlib"), PACKED.format("stdlib-long")]
-    assert plan.replayed_rows(*RUN, "longcot") == replayed
-    named = [f"base={replayed[0]}", f"long={replayed[1]}"]
-    assert plan.replay_options(*RUN, "longcot", replayed) == ["--replay", *named]
-    assert plan.replayed_rows(*RUN, "long") == []
-    assert plan.trained_rows("demo") == sorted([*plan.all_rows("demo"), *replayed])
 
 
 def test_states_of_replayed_rows_are_stored_and_read_beside_the_stages_own(settings: Settings) -> None:

@@ -1,6 +1,7 @@
 """`longspec serve`: which engine it takes, what is measured before, how vLLM is started, and what to type for llama.cpp."""
 
 import json
+import os
 import shlex
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from longspec.atomic_files import read_json, write_json
+from longspec.atomic_files import write_json
 from longspec.cli import serve
 from longspec.methods.glide import settings as glide
 from tests.refusals import check
@@ -26,6 +27,8 @@ def finished(settings: Settings) -> Settings:
     """What finished runs of two methods leave, as far as `serve` reads it."""
     write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET})
     write_json(Path(f"{GLIDE}/config.json"), {"draft": "glide", "target_path": TARGET})
+    for folder in (DRAFT, Path(GLIDE)):
+        write_json(folder / "provenance.json", {})
     write_json(Path(f"{TARGET}/config.json"), {"model_type": "qwen2", "max_position_embeddings": 1024})
     settings.edit("config/workflow.yaml", r"shapes: \[4\]", "shapes: [3]")
     return settings
@@ -90,6 +93,25 @@ def test_the_engine_that_fits_method_and_machine_is_taken(
     assert calls == []
 
 
+def test_figures_of_an_earlier_draft_are_not_shown(
+    finished: Settings, calls: list[Any], longspec: Any, monkeypatch: Any
+) -> None:
+    """Where the draft was trained again and its measurement fails."""
+    install("vllm")
+    longspec("serve", "demo-eagle3")
+    monkeypatch.setattr(serve, "snakemake", lambda *_: 1)
+    later = Path("results/demo-eagle3/serves.json").stat().st_mtime + 5
+    assert "0.75" in longspec("serve", "demo-eagle3")[1]
+    os.utime(DRAFT / "provenance.json", (later, later))
+    assert "0.75" not in longspec("serve", "demo-eagle3")[1]
+
+
+def test_a_draft_that_llama_cpp_cannot_represent_gets_no_commands(finished: Settings, longspec: Any) -> None:
+    finished.edit("config/model/demo.yaml", "family: qwen2", "family: qwen3")
+    told = longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1]
+    check(told, "error: llama.cpp", "llama, mistral, qwen2", "qwen3")
+
+
 def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, longspec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(glide, "SERVED", {})
     check(longspec("serve", "demo")[1], "error: vLLM", "glide drafts", f"`longspec try {GLIDE}`")
@@ -104,11 +126,16 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any)
     assert server[:3] == ["llama-server", "-m", str(beside / "target.gguf")]
     assert server[server.index("--spec-draft-n-max") + 1] == "3"
     (own := Path("mine.gguf")).touch()
-    write_json(DRAFT / "config.json", {"draft": "eagle3", "target_path": TARGET, "target_source": str(own)})
+    sizes = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96}
+    made = {"draft": "eagle3", "target_path": TARGET, "target_source": str(own), "target": sizes}
+    write_json(DRAFT / "config.json", made)
     export, server = map(shlex.split, longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1].splitlines())
     assert "--target" not in export
+    assert export[-2:] == ["--dtype", "q8_0"], "its weights were made float32 for training"
+    write_json(DRAFT / "config.json", made | {"target": sizes | {"hidden_size": 72}})
+    assert " --dtype f16\n" in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1]
     assert server[:3] == ["llama-server", "-m", str(own)]
-    write_json(DRAFT / "config.json", read_json(DRAFT / "config.json") | {"target": {"model_type": "qwen2"}})
+    write_json(DRAFT / "config.json", made | {"target": sizes | {"model_type": "qwen2"}})
     assert "--target" in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1], "llama.cpp aborts beside the file itself"
     windowed: Any = SimpleNamespace(method=SimpleNamespace(name="dflash", sliding_window=64))  # which llama.cpp computes
     export_line, server_line = serve.llama_cpp_commands(DRAFT, {}, windowed, 4)

@@ -61,18 +61,6 @@ def test_two_runs_are_compared_by_all_that_their_reports_read(settings: Settings
     assert set(plan.report_records("demo") + plan.trained_rows("demo-eagle3")) < set(options)
 
 
-def test_a_vocabulary_is_counted_on_each_stages_rows(settings: Settings) -> None:
-    plan = settings.plan(runs=BOTH)
-    assert plan.vocabulary(*EAGLE3) == [VOCABULARY]
-    assert plan.named_rows(*EAGLE3) == [f"{stage}={plan.rows(*EAGLE3, stage)[0]}" for stage in ("base", "long", "longcot")]
-    assert plan.taken_vocabulary(*EAGLE3, str(SIZE)) == []
-    assert plan.drafter_vocabulary(*EAGLE3, "untrained") == plan.drafter_vocabulary(*EAGLE3, "long") == [VOCABULARY]
-    assert plan.drafter_vocabulary(*EAGLE3, "lookup") == []
-    assert plan.report_vocabularies("demo-eagle3") == [VOCABULARY]
-    glide = ("demo", "sinkpi-slicing")
-    assert plan.vocabulary(*glide) == plan.drafter_vocabulary(*glide, "long") == plan.report_vocabularies("demo") == []
-
-
 def test_glide_may_draft_over_a_vocabulary_and_its_training_does_not_know(settings: Settings) -> None:
     """Neither do the drafts of another method, whose own vocabulary holds, nor the settings of any evaluation."""
     before = settings.plan(runs=BOTH)

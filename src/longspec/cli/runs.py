@@ -5,19 +5,22 @@ import subprocess
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from shlex import join
 
 from longspec import methods
+from longspec.atomic_files import read_json
 from longspec.cluster import stages
 from longspec.cluster.resume import SNAKEMAKE
 from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.run_file import CONFIG_DIR, default_method, name_of, read_run
+from longspec.data.layout_tally import unlike_served_warning
 from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
-from longspec.train.stage_folder import set_aside
+from longspec.train.stage_folder import PLACES, set_aside
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
@@ -98,7 +101,9 @@ def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
     whole = (folder / "checkpoint.json").is_file()
     if before is None or (before.saved is None and not whole):
         return f"{folder}: is trained{_cost(before, recipe.steps)}"
-    changed = "; ".join(differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe)))
+    found = differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe), "recipe.")
+    # Where a thing comes from counts if it is another one, which its hash tells the trainer.
+    changed = "; ".join(line.removeprefix("recipe.") for line in found if line.partition(": ")[0] not in PLACES)
     kept = [aside for aside, manifest in set_aside(folder / CHECKPOINTS) if manifest["identity"].get("recipe") == plain(recipe)]
     if changed and kept and not begins_anew:
         return f"{folder}: goes back to the checkpoints of these settings, which {kept[0]} keeps"
@@ -122,11 +127,12 @@ def _cost(before: stages.Stage | None, steps: int | None) -> str:
 
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
-    results, steps = Path("results") / name_of(options.run), dict[str, int]()
+    results, steps, warned = Path("results") / name_of(options.run), dict[str, int](), set[str]()
+    rows = cache(lambda: plan_of(options.run).trained_rows(results.name))
 
     def look() -> None:
         with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
-            for line in progress(results, steps):
+            for line in (*unlike_served(rows(), warned), *progress(results, steps)):
                 print(line, flush=True)
 
     code = snakemake(*_chosen(options), look=look)
@@ -138,6 +144,13 @@ def _is_told(results: Path) -> bool:
     """Tell whether a run's report is of the stages as they are: --until may have trained one behind it."""
     made = results / "report.json"
     return made.is_file() and all(path.stat().st_mtime <= made.stat().st_mtime for path in results.glob("*/*/checkpoint.json"))
+
+
+def unlike_served(rows: list[str], told: set[str]) -> list[str]:
+    """Return what packed rows that are there by now warn of, each once. told: those that were looked at; updated."""
+    there = [path for path in rows if path not in told and Path(path).is_file()]
+    told.update(there)
+    return [warning for path in there if (warning := unlike_served_warning(read_json(Path(path))))]
 
 
 def progress(results: Path, told: dict[str, int]) -> list[str]:
@@ -160,5 +173,7 @@ def report(options: Namespace) -> int:
     told = ending.lines(name, options.run)
     if not told:
         raise ValueError(f"results/{name}/report.json: no such file; make it first: longspec train {options.run}")
+    if not _is_told(Path("results") / name):
+        print(f"Of earlier stages than those that are there; make it anew: longspec train {options.run}")
     print("\n".join(told))
     return 0

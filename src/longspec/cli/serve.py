@@ -22,7 +22,7 @@ from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.families import position_limit
 from longspec.measure.engines.vllm import ENVIRONMENT, OF_METHOD, check_on_cpu
 from longspec.models.target_config import read_target_config
-from longspec.workflow.serves import ServesPlan
+from longspec.workflow.serves import MISSING, ServesPlan
 
 SERVERS = (VLLM, LLAMA_CPP)  # engines with a server, the first choice first
 # What a call may run: nothing is trained because a draft is served.
@@ -59,18 +59,20 @@ def run(options: argparse.Namespace) -> None:
     engine = ENGINES[options.engine or [*there, *loading, VLLM][0]]
     section = standings[engine.name].section
     tokens = (section or standings[OURS].section or {})["shapes"][0]
-    if engine.name == LLAMA_CPP and LLAMA_CPP in loading:
+    why = standings[engine.name].why
+    if engine.name == LLAMA_CPP and (section is not None or why.startswith(MISSING)):
         print("\n".join(llama_cpp_commands(draft, config, plan.first_recipe(name, variant), tokens)))
         return
     if section is None:
-        raise ValueError(f"{engine.title} {standings[engine.name].why}")
+        raise ValueError(f"{engine.title} {why}")
     served = methods.served(config["draft"], engine.name)
     folder = draft / (served.layout or "")
     if not folder.is_dir():  # of a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
-    if (numbers := Path(f"results/{name}/serves.json")).is_file():
+    numbers = Path(f"results/{name}/serves.json")
+    if numbers.is_file() and numbers.stat().st_mtime >= (draft / "provenance.json").stat().st_mtime:  # else of an earlier draft
         show(read_json(numbers)["variants"][variant])
     if code:
         print("vLLM keeps clearly less than our loop, or it was not measured, as is said above; it is started all the same")
@@ -117,6 +119,9 @@ def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens:
     window = None if served.windows else getattr(recipe.method, "sliding_window", None)
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
+    if is_gguf(source):  # whose weights were made float32 here; rows of 32 numbers are quantized together
+        sizes = (config["target"][name] for name in ("hidden_size", "intermediate_size"))
+        export += ["--dtype", "f16" if any(size % 32 for size in sizes) else "q8_0"]
     export += [] if window is None else ["--context", str(window)]
     serve = ["llama-server", "-m", str(target), "--spec-type", served.kind, "--spec-draft-model", str(beside / "draft.gguf")]
     serve += ["--spec-draft-n-max", str(tokens)]

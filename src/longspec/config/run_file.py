@@ -102,7 +102,7 @@ class Run:
     @property
     def given(self) -> str:
         """The run as commands take it."""
-        return self.name if self.path.parent.name == FOLDER else str(self.path)
+        return self.name if is_ours(self.path) else str(self.path)
 
 
 @cache
@@ -112,9 +112,14 @@ def default_method() -> str:
     return next(str(each["method"]) for each in defaults if isinstance(each, dict) and "method" in each)
 
 
+def is_ours(path: Path) -> bool:
+    """Tell whether a run's file is one of config/run/, so that its name alone will do."""
+    return path.absolute().parent.parts[-2:] == ("config", FOLDER)
+
+
 def shown(path: Path) -> str:
     """Return a run's file as messages name it."""
-    return f"config/{FOLDER}/{path.name}" if path.parent.name == FOLDER else str(path)
+    return f"config/{FOLDER}/{path.name}" if is_ours(path) else str(path)
 
 
 def read_run(run: str, folders: Sequence[Path]) -> Run:
@@ -181,12 +186,13 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
 def _over(beneath: Section, own: Section) -> Section:
     """Lay a run's keys over those of its base: mappings key by key, all else as a whole.
 
-    Of a base with another method the keys of recipe.method and recipe.draft are left out, which are that method's. Stages are
-    those that the run names, each with the base's numbers beneath its own.
+    Of a base with another method the keys of recipe.method and recipe.draft and its variants are left out, which are that
+    method's. Stages are those that the run names, each with the base's numbers beneath its own.
     """
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
     if own.get("method", method := beneath.get("method", default_method())) != method:
-        for section in (beneath := dict(beneath), *stages.values()):
+        beneath = {key: value for key, value in beneath.items() if key != "variants"}
+        for section in (beneath, *stages.values()):
             recipe = section.get("recipe") or {}
             section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
     named = _mapping(own.get("stages", stages))

@@ -51,7 +51,7 @@ def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path 
         # Of equally frequent tokens the lower ids.
         ids = tuple(sorted(np.argsort(-total_V, kind="stable")[:count].tolist()))
     else:
-        taken = read_draft_vocabulary(ids_of, counted=False)
+        taken = read_draft_vocabulary(ids_of)
         taken.check_tokenizer(ids_of, tokenizer, packed[0][1])
         taken.check_tokens(ids_of, size, target)
         if len(taken.ids) != count:

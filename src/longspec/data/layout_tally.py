@@ -20,8 +20,9 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
         return ""
     return (
         f"{name}: {unlike:,} of {documents:,} documents are laid out otherwise than this target is asked and answers, so a "
-        f"draft learns what the target never writes. Have the target answer the questions itself: data.{name}.regenerate in "
-        "config/workflow.yaml (docs/answers.md), or train for the target that wrote these answers"
+        f"draft learns what the target never writes. Have the target answer the questions itself: data.{name}.regenerate "
+        "(docs/answers.md). Or lay it out without thoughts, as these answers are: enable_thinking (docs/records.md). Or train "
+        "for the target that wrote them"
     )
 
 

@@ -77,7 +77,7 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-    """The wanted tensors of a state dict; the others cost nothing. Raises ValueError for a file that is damaged or no state dict."""
+    """The wanted tensors of a state dict; the others cost nothing. Raises ValueError for a file of anything else, or torn."""
     if path.suffix != SAFETENSORS_SUFFIX:  # cloned, else they would go on hanging on the file, which may be replaced
         return {name: tensor.clone() for name, tensor in _read_pickle(path).items() if wanted(name)}
     with open_safetensors(path) as file, telling_damage(path):

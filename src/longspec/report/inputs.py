@@ -113,7 +113,7 @@ def read_variant(
     for drafter in (*BASELINES, *begun_with, *provenance["order"], *beside):
         drafters[drafter] = lines.read(folder / measured / f"{drafter}.jsonl", settings, left_out)
         lines.check_pairs(drafters[UNTRAINED], drafters[drafter])
-    held = None if vocabulary is None else read_draft_vocabulary(vocabulary)
+    held = None if vocabulary is None else read_draft_vocabulary(vocabulary, counted=True)
     published = provenance.get(FINAL, {"stage": stages[-1].name})["stage"]
     told = finished(folder / measured / f"{published}.jsonl")
     identity = next(jsonl.read(told), {}).get("identity", {}) if told.is_file() else {}

@@ -36,7 +36,7 @@ from longspec.shown import of_disk, one_line
 from longspec.train import stage_folder
 from longspec.train.arguments import Job, freeze, read_job
 from longspec.train.checkpoint import save_load
-from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS, SLOTS
 from longspec.train.dry_batch import check_memory
 from longspec.train.engine import FLOAT32_SUMS, boot, build_engine, sums_in_float32
 from longspec.train.estimate import plan
@@ -72,7 +72,7 @@ def train_step(
         if stop.before_micro_batch():
             return None
         began = time.perf_counter()
-        with non_retryable():
+        with non_retryable(unless=step > 0):
             batch = reader.take()
         waited += time.perf_counter() - began
         labels = (batch["labels"][:, 1:] != NO_LABEL).sum()
@@ -109,7 +109,9 @@ def shown(value: float | None) -> str:
 
 def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: Stop) -> None:
     """Train the stage, from its start or its last checkpoint to its last step or a request to stop."""
-    with non_retryable():
+    folder = job.out / CHECKPOINTS
+    begun = any((folder / slot).exists() for slot in SLOTS)
+    with non_retryable(unless=begun):
         named_folder(job.target)
         rows = open_rows(job)
         vocabulary = read_vocabulary(job, rows)
@@ -118,14 +120,14 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
-        folder, identity = job.out / CHECKPOINTS, identity_of(job, rows, dtype, vocabulary, stored)
+        identity = identity_of(job, rows, dtype, vocabulary, stored)
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint; slots that a node finds damaged may be
     # whole for the next one.
     found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
     with non_retryable(unless=found is not None):
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
-    with non_retryable():
+    with non_retryable(unless=begun):
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         ways = FLOAT32_SUMS[job.recipe.optimizer.name]
@@ -182,7 +184,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                             f"agreement {shown(row['agreement'])} lr {lr:.2e} grad {shown(row['grad_norm'])} "
                             f"{row['tokens'] / elapsed:.0f} tokens/s"
                         )
-            due = step % job.runtime.save_every == 0 or step == steps or numbers is None
+            due = step % job.runtime.save_every == 0 or step == steps or numbers is None or stop.save_due
             if due and step > saved:
                 began = time.perf_counter()
                 stop.begin_part()
@@ -221,7 +223,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         timeout = timedelta(minutes=job.runtime.timeout_minutes)
         control = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
-        stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
+        own = (control, ranks.local_rank, 60.0 * job.runtime.save_minutes)
+        stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, *own)
         train(job, ranks, device, status, stop)
         if status.step == status.steps and ranks.is_main and job.runtime.extract_at_end:
             stage_folder.extract_draft(job)

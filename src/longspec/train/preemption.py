@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from longspec import jsonl
 from longspec.distributed import Ranks, log
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.stage_folder import NonRetryableError
@@ -26,7 +27,7 @@ STAGGER = 1.0  # seconds between two ranks of a machine, few enough for torchrun
 
 
 class Stop:
-    """Tells whether the job is to stop, agreed between the ranks.
+    """Tells whether the job is to stop, and whether it has not saved for `save_seconds`, agreed between the ranks.
 
     A micro batch, a save or another part that takes longer than `longest_part` seconds ends this rank, whatever it waits
     for, with the stacks of all its threads on stderr; its launcher then ends the others.
@@ -36,11 +37,18 @@ class Stop:
     """
 
     def __init__(
-        self, longest_part: float, deadline: float | None = None, margin: float = 0.0, control: Any = None, local_rank: int = 0
+        self,
+        longest_part: float,
+        deadline: float | None = None,
+        margin: float = 0.0,
+        control: Any = None,
+        local_rank: int = 0,
+        save_seconds: float = math.inf,
     ) -> None:
         self.longest_part = longest_part + STAGGER * local_rank
         self.deadline, self.margin, self.control = deadline, margin, control
-        self.reason = ""  # once all ranks have agreed
+        self.reason, self.save_due = "", False  # once all ranks have agreed
+        self.save_seconds, self._saved = save_seconds, time.monotonic()  # when the last save was
         self._longest_batch, self.longest_save, self._first_save = 0.0, 0.0, 0.0  # seconds
         self._batch_began: float | None = None
         self._received = 0  # the index of a reason
@@ -77,6 +85,7 @@ class Stop:
         if self._batch_began is not None:  # with what was estimated before the save
             self._longest_batch = max(self._longest_batch, time.perf_counter() - self._batch_began - seconds)
         self.longest_save, self._batch_began = max(self.longest_save, seconds), None
+        self._saved, self.save_due = time.monotonic(), False
 
     def agreed(self) -> bool:
         """Tell whether all ranks stop now, and in `reason` why. A collective: all call it, and all get one answer."""
@@ -85,11 +94,12 @@ class Stop:
         needed = self._longest_batch + (2 * self.longest_save or self._first_save) + self.margin
         if self.deadline is not None and time.time() + needed >= self.deadline:
             asked = REASONS.index("deadline")
+        due = time.monotonic() - self._saved >= self.save_seconds
         if self.control is not None:
-            all_asked = torch.tensor(asked)
-            dist.all_reduce(all_asked, op=dist.ReduceOp.MAX, group=self.control)
-            asked = int(all_asked)
-        self.reason = REASONS[asked]
+            of_all = torch.tensor([asked, int(due)])
+            dist.all_reduce(of_all, op=dist.ReduceOp.MAX, group=self.control)
+            asked, due = of_all.tolist()
+        self.reason, self.save_due = REASONS[asked], bool(due)
         return asked > 0
 
 
@@ -99,11 +109,13 @@ class SkippedSteps:
     def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int) -> None:
         self.skipped_file, self.ranks, self.max_in_a_row = file, ranks, max_in_a_row
         self.in_a_row = 0
+        self.before = {line["step"] for line in jsonl.whole_lines(file)}  # skipped by the attempts before
 
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
         """Look at a step, counted from 1, on all ranks; `losses`: row numbers and loss of each micro batch of this rank.
 
-        Raises NonRetryableError after too many skipped ones in a row.
+        Raises ValueError after too many skipped ones in a row; NonRetryableError where it was so in an attempt before, since
+        every attempt computes the same: once it may be a sick GPU.
         """
         self.in_a_row = self.in_a_row + 1 if skipped else 0
         if not skipped:
@@ -119,7 +131,8 @@ class SkippedSteps:
                 file.write(json.dumps({"step": step, "rows": rows}) + "\n")
         log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
-            raise NonRetryableError(
+            fault = NonRetryableError if step in self.before else ValueError
+            raise fault(
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite (rows: "
                 f"{self.skipped_file}). To go on from the last checkpoint, raise runtime.max_skipped_in_a_row. Or lower "
                 "recipe.optimizer.lr, or correct the data (python -m longspec.data inspect), and train anew after: "

@@ -25,6 +25,16 @@ STATUS, CHECKPOINT, DRAFT = "status.json", "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
+# Keys of a recipe that say where something comes from, and what in an identity says what it is.
+PLACES = {
+    "recipe.model.source": "target",
+    "recipe.model.sha256": "target",
+    "recipe.init": "init_weights",
+    "recipe.method.vocabulary_from": "vocabulary",
+    "recipe.precision": "dtype",
+}
+
+
 class NonRetryableError(ValueError):
     """A failure that the same job would run into again: starting it anew is of no use."""
 
@@ -43,6 +53,12 @@ def non_retryable(*, unless: bool = False) -> Iterator[None]:
         raise NonRetryableError(str(error)) from error
 
 
+def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return in what two identities differ, but for the places of what is the same by its hash."""
+    same = {place for place, key in PLACES.items() if before.get(key) == now.get(key) is not None}
+    return [line for line in differences(before, now) if line.partition(": ")[0] not in same]
+
+
 def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
     """Find the slot to go on from; None to start afresh.
 
@@ -51,11 +67,11 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
     be taken back: half a training is not thrown away by an edit.
     """
     found = find_slot(folder)
-    changed = differences(found[1]["identity"], identity) if found else []
+    changed = changes(found[1]["identity"], identity) if found else []
     if found and not changed:
         return found
     # Of several that keep checkpoints of this identity the one with most steps.
-    held = [(manifest["step"], each) for each, manifest in set_aside(folder) if not differences(manifest["identity"], identity)]
+    held = [(manifest["step"], each) for each, manifest in set_aside(folder) if not changes(manifest["identity"], identity)]
     kept, told = max(held, default=(0, None))[1], ""
     if found:
         slot, manifest = found

@@ -12,7 +12,7 @@ from longspec import methods
 from longspec.config import CONFIG_DIR, faults
 from longspec.config.run_file import Run, name_of
 from longspec.data import presets
-from longspec.engines import ENGINES, OURS
+from longspec.engines import ENGINES, OURS, VLLM
 from longspec.measure import tasks
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
@@ -53,7 +53,8 @@ def _check_measured(plan: Plan) -> None:
     _check_engines(plan)
     runs.check_targets(plan.configs, plan.evaluation_of)
     datasets.check_data(plan.datasets_in_use(), plan.data, plan.files.values())
-    with faults.faults_in(datasets.FILE):
+    files = [datasets.FILE, *(run.file for run in plan.files.values() if run.says.data)]
+    with faults.faults_in(" or ".join(files)):
         AnswersPlan(plan)
     _check_answered(plan)
     for each in plan.evaluation_of.values():
@@ -103,6 +104,12 @@ def _check_engines(plan: Plan) -> None:
     for run, measured in plan.evaluation_of.items():
         section = measured.section
         if section.get("engine", OURS) == OURS:
+            is_ours = "serve_python" in measured.own or "engine" not in measured.own
+            if is_ours and section.get("serve_python") is not None:
+                raise ValueError(
+                    f"{measured.file_of('serve_python')}: evaluation.serve_python: {section['serve_python']}: is of no engine; "
+                    f"set evaluation.engine to the one that it has, such as {VLLM}, or give null"
+                )
             continue
         engine = ENGINES[section["engine"]]
         chain = max((shape for shape in section["shapes"] if isinstance(shape, int)), default=0)
@@ -133,8 +140,8 @@ def _check_answered(plan: Choices) -> None:
     without = [name for name, entry in plan.data.items() if entry["source"] == "questions" and entry.get("regenerate") is None]
     for name in sorted(plan.datasets_trained_on().intersection(without)):
         raise ValueError(
-            f"{plan.datasets_in_use()[name]}: {name} has questions alone, and no answers to learn; in {datasets.FILE} have the "
-            f"target answer them: data.{name}.regenerate: {{new_tokens: 256, temperature: 0, engine: transformers}}"
+            f"{plan.datasets_in_use()[name]}: {name} has questions alone, and no answers to learn; have the target "
+            f"answer them: data.{name}.regenerate: {{new_tokens: 256, temperature: 0, engine: transformers}}"
         )
     for evaluation in plan.evaluation_of.values():
         for task, settings in evaluation.tasks.items():

@@ -1,9 +1,11 @@
 """A stage's folder speaks against a job: checkpoints of other settings, a status of a failure that stays."""
 
+import json
 import os
 import pickle
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -36,6 +38,22 @@ def test_another_identity_is_refused_until_the_stage_is_finished(tmp_path: Path)
     (folder / "last").rename(tmp_path / "gone")
     assert find_resumable(folder, {"recipe": {"lr": 1}})[1]["step"] == 100
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "gone"]
+
+
+@pytest.mark.parametrize(
+    ("key", "of"),
+    [("model.source", "target"), ("init", "init_weights"), ("method.vocabulary_from", "vocabulary"), ("precision", "dtype")],
+)
+def test_the_same_target_or_draft_from_another_place_is_no_other_setting(tmp_path: Path, key: str, of: str) -> None:
+    made: dict[str, Any] = {"recipe": {"init": "hf:a/b", "precision": "auto", "model": {}, "method": {}}, of: "1f"}
+    moved = json.loads(json.dumps(made))
+    *section, name = key.split(".")
+    (moved["recipe"][section[0]] if section else moved["recipe"])[name] = "elsewhere"
+    write_slot(tmp_path / "last", 20, made)
+    assert find_resumable(tmp_path, moved)[1]["step"] == 20
+    for identity in (moved | {of: "2e"}, moved | {of: None}):
+        with refused(tmp_path, f"recipe.{key}: "):
+            find_resumable(tmp_path, identity)
 
 
 def test_a_node_of_another_precision_leaves_the_checkpoints_to_the_next_one(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from longspec.distributed import Ranks
 from longspec.train import preemption
@@ -62,6 +63,20 @@ def test_rank_0_alone_asks_and_an_empty_answer_is_asked_for_again(squeue: Path, 
 def test_nonsense_is_named() -> None:
     with refused("--deadline: 'tomorrow'"):
         read_job(["--deadline", "tomorrow"], MAIN)
+
+
+def test_a_save_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of minutes would else be lost by the hundred; ranks agree, whose clocks are their own."""
+    monkeypatch.setattr(preemption.signal, "signal", lambda *_: None)
+    stop = preemption.Stop(60, save_seconds=1800.0)
+    assert (stop.agreed(), stop.save_due) == (False, False)
+    stop._saved -= 1801
+    assert (stop.agreed(), stop.save_due) == (False, True)
+    stop.saved(2)
+    assert (stop.save_due, stop.agreed(), stop.save_due) == (False, False, False)
+    monkeypatch.setattr(preemption.dist, "all_reduce", lambda of_all, **_: of_all.copy_(torch.tensor([0, 1])))
+    stop.control = object()
+    assert (stop.agreed(), stop.save_due) == (False, True)
 
 
 def test_a_save_and_what_is_estimated_before_it_fit_before_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from longspec.data.read.record_checks import RecordError, check_characters, kind, says_nothing
+from longspec.data.read.record_checks import RecordError, check_characters, kind, parsed, says_nothing
 from longspec.data.read.records import role_of
 
 Record = dict[str, Any]
@@ -184,7 +184,7 @@ def _meets(value: Any, field: str, condition: str, limit: Any) -> bool:
 
 
 def _required_list(record: Record, field: str) -> list[Any]:
-    value = required(record, field)
+    value = parsed(required(record, field), field)  # Parquet may hold lists as JSON text
     if not isinstance(value, list):
         raise RecordError(field, f"must be a list, is {kind(value)}")
     if not value:

@@ -105,6 +105,12 @@ def thought_apart(content: str) -> tuple[str, str] | None:
     return None
 
 
+def stated(holder: dict[str, Any], name: str) -> Any:
+    """The value of a field; None for JSON text of nothing, as columns of text have it where other rows say something."""
+    value = holder.get(name)
+    return None if isinstance(value, str) and value.strip() in ("[]", "{}", "null") else value
+
+
 def parsed(value: Any, field: str) -> Any:
     """The value; of JSON text what it holds."""
     if not isinstance(value, str):

@@ -28,6 +28,7 @@ from longspec.data.read.record_checks import (
     read_template_arguments,
     read_tools,
     says_nothing,
+    stated,
     thought_apart,
 )
 
@@ -99,7 +100,7 @@ def _joined(parts: list[Any], place: str) -> str:
 def _message(turn: Any, place: str) -> Message:
     role, what = role_of(turn, place)
     for name in UNREAD if role == "assistant" else (*UNREAD, "tool_calls", *THOUGHTS):
-        if turn.get(name):
+        if stated(turn, name):
             raise RecordError(f"{place}.{name}", "says something that is not laid out and would be lost")
     content, field = turn.get(what), f"{place}.{what}"
     if isinstance(content, list):
@@ -118,10 +119,12 @@ def _message(turn: Any, place: str) -> Message:
 def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
     """A message of the assistant; its content may be missing where it calls tools."""
     field = f"{place}.{what}"
+    if turn.get("weight") == 0:
+        raise RecordError(f"{place}.weight", "is 0, but every answer is trained: end the conversation before it, or remove it")
     if CALL in (turn.get("from"), turn.get("role")):
         calls, content = read_calls(check_text(content, field), field), ""
     else:
-        calls = read_calls(turn["tool_calls"], f"{place}.tool_calls") if turn.get("tool_calls") else []
+        calls = read_calls(given, f"{place}.tool_calls") if (given := stated(turn, "tool_calls")) else []
     message: Message = {"role": "assistant"}
     message["content"] = check_characters(content or "", field) if calls else check_text(content, field)
     thoughts = {check_characters(turn[name], f"{place}.{name}") for name in THOUGHTS if turn.get(name)}
@@ -158,8 +161,8 @@ def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
     if record.get("train_thoughts") is False:
         raise RecordError("train_thoughts", "is false, but thoughts are always trained: remove the field, or the thoughts")
-    arguments = read_template_arguments(record.get("chat_template_kwargs"))
-    whole = Chat([*_system_beside(record, chat), *chat.messages], read_tools(record.get("tools")), arguments)
+    arguments = read_template_arguments(stated(record, "chat_template_kwargs"))
+    whole = Chat([*_system_beside(record, chat), *chat.messages], read_tools(stated(record, "tools")), arguments)
     return whole if whole.is_plain else replace(whole, messages=[_with_thought(message) for message in whole.messages])
 
 

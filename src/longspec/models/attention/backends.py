@@ -114,12 +114,12 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     """
     if device != "cuda":
         backend, why = SDPA, f"the fastest on a {device}"
-    elif dtype in flash.DTYPES and flash.is_installed():
+    elif dtype in flash.DTYPES and not flash.unusable():
         backend, why = FLASH, "installed, and takes this dtype"
     elif training and not (compiled := _not_compiled(head_width)):
-        backend, why = FLEX, f"flash-attn is not installed ({flash.INSTALL}) or does not take {dtype}"
+        backend, why = FLEX, flash.unusable() or f"flash-attn does not take {dtype}"
     else:
-        backend, why = SDPA, f"flex_attention: {compiled}" if training else "for lengths that change"
+        backend, why = SDPA, f"flex_attention: {compiled}" if training else f"for lengths that change; {flash.unusable()}"
     _log.info("attention: auto is %s (%s)", backend, why)
     return backend
 

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longspec.models.attention.visibility import Segment, Visibility
+from longspec.shown import brief
 
 DTYPES = (torch.bfloat16, torch.float16)
 TESTED = "2.8"
@@ -43,17 +44,25 @@ def is_installed() -> bool:
     return find_spec("flash_attn") is not None
 
 
-def package() -> Any:
-    """Return flash-attn's own module of functions. Raises ValueError with the line that installs it, or another version."""
+def unusable() -> str:
+    """Return why flash-attn cannot be used here, and the line that installs it; empty where it can."""
     if not is_installed():
-        raise ValueError(f"runtime.attention: flash_attention_2 is not installed: {INSTALL}")
-    from flash_attn import __version__, flash_attn_interface
+        return f"flash-attn is not installed: {INSTALL}"
+    try:
+        from flash_attn import __version__, flash_attn_interface  # noqa: F401
+    except Exception as error:  # a build for another torch raises what it will
+        return f"flash-attn cannot be imported ({brief(error)}): {INSTALL}"
+    if __version__.startswith(f"{TESTED}."):
+        return ""
+    return f"flash-attn {__version__} is installed, {TESTED} is needed: {INSTALL}"  # another's halves take other arguments
 
-    if not __version__.startswith(f"{TESTED}."):  # another's halves take other arguments
-        raise ValueError(
-            f"runtime.attention: flash-attn {__version__} is installed, {TESTED} is needed: {INSTALL}; or set flex_attention "
-            "or sdpa"
-        )
+
+def package() -> Any:
+    """Return flash-attn's own module of functions. Raises ValueError where it cannot be used."""
+    if why := unusable():
+        raise ValueError(f"runtime.attention: flash_attention_2: {why}; or set flex_attention or sdpa")
+    from flash_attn import flash_attn_interface
+
     return flash_attn_interface
 
 

@@ -99,7 +99,7 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[
             wanted, other = shares.setdefault(origin, (share, told))
             if share != wanted:
                 raise ValueError(
-                    f"{FILE}: {told}, but {other}, and both are made from '{origin}': a record held out in one"
+                    f"{file}: {told}, but {other}, and both are made from '{origin}': a record held out in one"
                     f" would be trained on in the other; give both the same held_out and held_out_by"
                 )
 
