@@ -114,12 +114,12 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
     """
     if device != "cuda":
         backend, why = SDPA, f"the fastest on a {device}"
-    elif dtype in flash.DTYPES and not flash.unusable():
+    elif not (missing := flash.unusable() if dtype in flash.DTYPES else f"flash-attn does not take {dtype}"):
         backend, why = FLASH, "installed, and takes this dtype"
     elif training and not (compiled := _not_compiled(head_width)):
-        backend, why = FLEX, flash.unusable() or f"flash-attn does not take {dtype}"
+        backend, why = FLEX, missing
     else:
-        backend, why = SDPA, f"flex_attention: {compiled}" if training else f"for lengths that change; {flash.unusable()}"
+        backend, why = SDPA, f"flex_attention: {compiled}" if training else f"for lengths that change; {missing}"
     _log.info("attention: auto is %s (%s)", backend, why)
     return backend
 
