@@ -21,9 +21,11 @@ def write(folder: Path, **files: str) -> None:
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
     """A folder whose runs may derive from those of config/."""
-    (tmp_path / "train.yaml").write_text((CONFIG_DIR / "train.yaml").read_text())
-    write(tmp_path, **{path.stem: path.read_text() for path in (CONFIG_DIR / "run").glob("*.yaml")})
-    return tmp_path
+    folder = tmp_path / "config"
+    folder.mkdir()
+    (folder / "train.yaml").write_text((CONFIG_DIR / "train.yaml").read_text())
+    write(folder, **{path.stem: path.read_text() for path in (CONFIG_DIR / "run").glob("*.yaml")})
+    return folder
 
 
 def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(config: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -106,10 +107,12 @@ def test_figures_of_an_earlier_draft_are_not_shown(
     assert "0.75" not in longspec("serve", "demo-eagle3")[1]
 
 
-def test_a_draft_that_llama_cpp_cannot_represent_gets_no_commands(finished: Settings, longspec: Any) -> None:
-    finished.edit("config/model/demo.yaml", "family: qwen2", "family: qwen3")
-    told = longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1]
-    check(told, "error: llama.cpp", "llama, mistral, qwen2", "qwen3")
+def test_beside_a_target_that_llama_cpp_drafts_not_for_there_is_nothing_to_type(
+    finished: Settings, longspec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = {"llama.cpp": replace(serve.ENGINES["llama.cpp"], targets=("llama", "mistral"))}
+    monkeypatch.setattr(serve, "ENGINES", serve.ENGINES | others)
+    check(longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1], "error: llama.cpp", "llama, mistral", "qwen2")
 
 
 def test_a_draft_that_no_engine_loads_may_be_tried(finished: Settings, longspec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +134,9 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any)
     write_json(DRAFT / "config.json", made)
     export, server = map(shlex.split, longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1].splitlines())
     assert "--target" not in export
-    assert export[-2:] == ["--dtype", "q8_0"], "its weights were made float32 for training"
+    assert export[export.index("--dtype") + 1] == "q8_0", "its weights were made float32 for training"
     write_json(DRAFT / "config.json", made | {"target": sizes | {"hidden_size": 72}})
-    assert " --dtype f16\n" in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1]
+    assert " --dtype f16 " in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1]
     assert server[:3] == ["llama-server", "-m", str(own)]
     write_json(DRAFT / "config.json", made | {"target": sizes | {"model_type": "qwen2"}})
     assert "--target" in longspec("serve", "demo-eagle3", "--engine", "llama.cpp")[1], "llama.cpp aborts beside the file itself"

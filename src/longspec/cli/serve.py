@@ -22,7 +22,7 @@ from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.families import position_limit
 from longspec.measure.engines.vllm import ENVIRONMENT, OF_METHOD, check_on_cpu
 from longspec.models.target_config import read_target_config
-from longspec.workflow.serves import MISSING, ServesPlan
+from longspec.workflow.serves import ServesPlan
 
 SERVERS = (VLLM, LLAMA_CPP)  # engines with a server, the first choice first
 # What a call may run: nothing is trained because a draft is served.
@@ -59,12 +59,12 @@ def run(options: argparse.Namespace) -> None:
     engine = ENGINES[options.engine or [*there, *loading, VLLM][0]]
     section = standings[engine.name].section
     tokens = (section or standings[OURS].section or {})["shapes"][0]
-    why = standings[engine.name].why
-    if engine.name == LLAMA_CPP and (section is not None or why.startswith(MISSING)):
+    if engine.name == LLAMA_CPP and LLAMA_CPP in loading:
+        engine.check_beside(plan.first_recipe(name, variant).model.family)
         print("\n".join(llama_cpp_commands(draft, config, plan.first_recipe(name, variant), tokens)))
         return
     if section is None:
-        raise ValueError(f"{engine.title} {why}")
+        raise ValueError(f"{engine.title} {standings[engine.name].why}")
     served = methods.served(config["draft"], engine.name)
     folder = draft / (served.layout or "")
     if not folder.is_dir():  # of a draft from before this layout

@@ -15,7 +15,6 @@ from longspec.engines import ENGINES, OURS, Engine
 from longspec.workflow import paths
 from longspec.workflow.plan import Plan
 
-MISSING = "is not installed"  # begins the reason why an engine that could be measured is not
 CHAIN = 3  # drafted tokens of a round, where the evaluation measures no chain
 # Keys of the evaluation that these measurements share with it.
 SHARED = ("prompts", "new_tokens", "seed")
@@ -112,7 +111,7 @@ class ServesPlan:
         is_chosen = evaluation.section.get("engine") == engine.name
         given = evaluation.section.get("serve_python") if is_chosen else None
         if not os.access(given or engine.python, os.X_OK):
-            return Standing(None, f"{MISSING}: {engine.install}, then `snakemake serves --config run={named}`")
+            return Standing(None, f"is not installed: {engine.install}, then `snakemake serves --config run={named}`")
         own = {"engine": engine.name} | ({"serve_python": given} if given else {})
         tasks = {name: each for name, each in section["tasks"].items() if name not in left_out}
         return Standing(section | own | {"tasks": tasks}, left_out=left_out)
