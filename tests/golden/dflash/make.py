@@ -51,9 +51,11 @@ def build(folder: str, vocabulary: int, depth: int, is_tied: bool) -> DFlashDraf
     return model
 
 
-def row(model: DFlashDraftModel, target: LlamaForCausalLM, lengths: tuple[int, ...], anchors: Tensor) -> dict[str, Tensor]:
+def row(
+    model: DFlashDraftModel, target: LlamaForCausalLM, lengths: tuple[int, ...], places: tuple[int, ...]
+) -> dict[str, Tensor]:
     """One row of random documents: what goes in and what comes out."""
-    documents = [torch.randint(0, TARGET["vocab_size"], (length,)) for length in lengths]
+    documents, anchors = [torch.randint(0, TARGET["vocab_size"], (length,)) for length in lengths], torch.tensor(places)
     taps_SX, last_SH, logits_ST = target_states(target, documents, LAYERS)
     ids_S, numbers_S = torch.cat(documents), torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
     trained_S = torch.ones_like(ids_S, dtype=torch.bool)
@@ -86,6 +88,5 @@ def row(model: DFlashDraftModel, target: LlamaForCausalLM, lengths: tuple[int, .
 if __name__ == "__main__":
     drafts = {name: {"depth": depth, "tied_k_norm": is_tied} for name, (_, depth, is_tied) in DRAFTS.items()}
     shape = {"layers": LAYERS, "block_size": SLOTS, "gamma": GAMMA, "mask_token": MASK}
-    rows = [(lengths, torch.tensor(anchors)) for lengths, anchors in ROWS]
     file, about = Path(__file__).with_name("speculators.safetensors"), {"shape": shape, "drafts": drafts}
-    write(file, 5, DRAFTS, build, lambda *given: (row(*given, *each) for each in rows), about)
+    write(file, 5, DRAFTS, build, lambda *given: (row(*given, *each) for each in ROWS), about)
