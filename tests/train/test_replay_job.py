@@ -1,6 +1,7 @@
 """A stage of several data sets that replays an earlier one's rows: from its target and from stored states, killed or not."""
 
 import re
+import shutil
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.train.arguments import freeze, read_job
-from longspec.train.setup import open_rows, open_stored
+from longspec.train.setup import declared_states, open_rows
 from tests.corpus import Corpus, questions, sentences
 from tests.jobs import PLAIN, RECIPE, Job, finish, kill_all, torchrun
 from tests.refusals import refused
@@ -74,7 +75,7 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
         open_rows(read_job(mixed, ONE))
     none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ONE)
     with refused("--states: missing", "shard.json"):
-        open_stored(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
+        declared_states(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 
 
 @pytest.mark.slow
@@ -134,6 +135,12 @@ def test_from_stored_states_and_killed_it_trains_the_same(corpus: Corpus, earlie
     assert identity["replayed"] == {"base": PackedRows(earlier).data_hash}
     declared = [identity["replayed_states"]["base"], *identity["states"].values()]
     assert len({each["declaration"] for each in declared}) == len(identity["states"]) + 1 == 3
+    # Dates alone ask for it again, when its states are gone.
+    for shard in shards:
+        shutil.rmtree(shard.parent)
+    (killed.out / "checkpoint.json").unlink()
+    assert "is trained already, 12 steps" in killed.run()
+    assert_same(whole, killed)
 
 
 def counted_labels(sources: list[Path], job: Job) -> list[dict[str, Any]]:

@@ -12,10 +12,11 @@ OF_SOURCE = ("revision", "member")
 
 
 def expand_all(entries: Any, section: str) -> Any:
-    """Return entries by name, each with its preset laid out; what is no mapping is left to the schema."""
+    """Return entries by name, presets laid out, less tasks that are null; what is no mapping is left to the schema."""
     if not isinstance(entries, dict):
         return entries
-    return {name: expand(name, entry, section) if isinstance(entry, dict) else entry for name, entry in entries.items()}
+    told = {name: entry for name, entry in entries.items() if entry is not None or section == DATA}
+    return {name: expand(name, entry, section) if isinstance(entry, dict) else entry for name, entry in told.items()}
 
 
 def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str, Any]:

@@ -51,8 +51,8 @@ class TaskEntry(Keys):
     new_tokens: Tokens = left_out("the number of tokens decoded after each prompt")
 
 
-Tasks = Annotated[dict[Name, TaskEntry], Field(min_length=1)]
-TASKS = "a mapping from task names to {data, context} or {preset, source}"
+Tasks = Annotated[dict[Name, TaskEntry | None], Field(min_length=1)]
+TASKS = "a mapping from task names to {data, context} or {preset, source}, or to null for a task of the base to leave out"
 
 
 class Bench(Keys):

@@ -12,6 +12,7 @@ import time
 import traceback
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from longspec.distributed import Ranks, die_with_parent, end_at_once, find_ranks, is_launched, log, share_global_batch
@@ -44,7 +45,7 @@ from longspec.train.held_out_estimate import HeldOut
 from longspec.train.metrics import Metrics, costs_of
 from longspec.train.micro_batches import ReadAhead, StepBatches
 from longspec.train.preemption import SkippedSteps, Stop
-from longspec.train.setup import build_trainer, identity_of, open_rows, open_stored, read_vocabulary, total_steps
+from longspec.train.setup import build_trainer, declared_states, identity_of, open_rows, read_vocabulary, total_steps
 from longspec.train.stage_folder import Status, find_resumable, non_retryable
 from longspec.train.trackers import Trackers, chosen
 
@@ -119,12 +120,18 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
         chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
-        stored = open_stored(job, rows, held_out.of_each, dtype, vocabulary)
-        identity = identity_of(job, rows, dtype, vocabulary, stored)
+        declared = declared_states(job, rows, held_out.of_each, dtype, vocabulary)
+        identity = identity_of(job, rows, dtype, vocabulary, declared)
     # Before the target is loaded. It hashes every rank's file of the newest checkpoint; slots that a node finds damaged may be
     # whole for the next one.
     found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
+    status.step, status.steps = FRESH["step"] if found is None else found[1]["step"], steps
+    if found is not None and status.step == steps:  # asked for by dates alone: neither target nor states are needed
+        log(f"stage {job.recipe.stage}: is trained already, {steps} steps from the same", ranks)
+        publish(job, folder, ranks, found[1], status)
+        return
     with non_retryable(unless=found is not None):
+        stored = None if declared is None else declared.find(job.states)
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
     with non_retryable(unless=begun):
@@ -138,7 +145,6 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         slot, resumed = found
         save_load.load(engine, folder / slot, resumed, ranks)
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
-    status.step, status.steps = step, steps
     with non_retryable(unless=found is not None):
         size = save_load.check_room(engine, folder, -(-(steps - step) // job.runtime.save_every), ranks)
     stop.expect_save(resumed.get("longest_save", 0.0), size / SLOW_DISK)
@@ -206,10 +212,19 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 return
     faulthandler.cancel_dump_traceback_later()
     bar.close()
-    if metrics is not None:
-        metrics.publish(job.out / "metrics.jsonl")
-        times = {"training_seconds": seconds, "saving_seconds": saving}
-        stage_folder.publish(job, folder, ranks, times, steps, status.check_owner)
+    publish(job, folder, ranks, {"seconds": seconds, "saving": saving}, status, metrics)
+
+
+def publish(
+    job: Job, folder: Path, ranks: Ranks, progress: dict[str, Any], status: Status, metrics: Metrics | None = None
+) -> None:
+    """Have rank 0 give the record of the steps and the last checkpoint their final names; progress: as a checkpoint has it."""
+    if not ranks.is_main:
+        return
+    metrics = metrics or Metrics(folder / "metrics.jsonl", status.steps, status.check_owner)
+    metrics.publish(job.out / "metrics.jsonl")
+    times = {"training_seconds": progress["seconds"], "saving_seconds": progress["saving"]}
+    stage_folder.publish(job, folder, ranks, times, status.steps, status.check_owner)
 
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:

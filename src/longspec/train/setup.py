@@ -22,15 +22,22 @@ from longspec.train.arguments import Job
 
 
 @dataclass(frozen=True)
-class StoredInputs:
-    """The stored states that a job reads: of its rows and of its held-out ones, as StoredStates numbers them."""
+class Declared:
+    """What the stored states that a job reads were made of, whether or not they are there.
 
-    rows: list[Place]
-    declared: list[dict[str, Any]]  # of each data set and then of each replayed stage
+    trained: of each data set and then of each replayed stage; measured: of the held-out rows of each data set.
+    """
+
+    trained: list[dict[str, Any]]
+    measured: list[dict[str, Any]]
+
+    def find(self, paths: list[Path]) -> list[Place]:
+        """Find all rows among shards, as StoredStates numbers them. Raises ValueError as find_rows."""
+        return find_rows(self.trained, paths) + find_rows(self.measured, paths)[::-1]
 
 
 def identity_of(
-    job: Job, rows: TrainedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: StoredInputs | None = None
+    job: Job, rows: TrainedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: Declared | None = None
 ) -> dict[str, Any]:
     """Return the identity of a training job: a checkpoint must have the same one to be resumed from.
 
@@ -48,7 +55,7 @@ def identity_of(
     if rows.replayed:
         found["replayed"] = {name: each.data_hash for name, each in rows.replayed.items()}
     if stored is not None:
-        hashes = [{"declaration": hash_of(each), "left_out": {}} for each in stored.declared]
+        hashes = [{"declaration": hash_of(each), "left_out": {}} for each in stored.trained]
         found["states"] = rows.of_own(hashes[: len(rows.own)])
         if rows.replayed:
             found["replayed_states"] = dict(zip(rows.replayed, hashes[len(rows.own) :], strict=True))
@@ -67,13 +74,10 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
     return vocabulary
 
 
-def open_stored(
+def declared_states(
     job: Job, rows: TrainedRows, held_out: list[list[Row]], dtype: torch.dtype, vocabulary: DraftVocabulary | None
-) -> StoredInputs | None:
-    """Open the stored states that the job trains on, and those of its held-out rows; None where it trains online.
-
-    Raises ValueError for files that are missing, unwanted, damaged, or hold other states than this job would compute.
-    """
+) -> Declared | None:
+    """Return what the states that the job reads are made of; None where it trains online. Raises ValueError as the options."""
     if job.recipe.states.source != OFFLINE:
         if job.states:
             raise ValueError(f"--states: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
@@ -85,9 +89,8 @@ def open_stored(
     def declared(sources: Iterable[RowSource]) -> list[dict[str, Any]]:
         return [declare(job.recipe, config, job.target, source, dtype, vocabulary) for source in sources]
 
-    trained = declared(map(RowSource, [*rows.own, *rows.replayed.values()]))
     measured = declared(map(RowSource, rows.own, held_out)) if held_out else []
-    return StoredInputs(find_rows(trained, job.states) + find_rows(measured, job.states)[::-1], trained)
+    return Declared(declared(map(RowSource, [*rows.own, *rows.replayed.values()])), measured)
 
 
 def build_trainer(
@@ -98,7 +101,7 @@ def build_trainer(
     device: torch.device,
     dtype: torch.dtype,
     vocabulary: DraftVocabulary | None = None,
-    stored: StoredInputs | None = None,
+    stored: list[Place] | None = None,
 ) -> Any:
     """Make a DraftTrainer: the frozen target, or its stored states, and a draft, fresh (seeded) or from the given weights.
 
@@ -106,7 +109,7 @@ def build_trainer(
     and for an attention backend that cannot train here.
     """
     config = checked_config(target_path, recipe)
-    states = load_states(target_path, config, runtime, device, dtype, None if stored is None else stored.rows)
+    states = load_states(target_path, config, runtime, device, dtype, stored)
     method, settings = method_of(recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     return method.trainer(states, settings, init_weights).to(device)

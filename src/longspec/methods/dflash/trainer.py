@@ -11,6 +11,7 @@ from math import exp
 import torch
 from torch import Tensor
 
+from longspec.config.schema import HARD
 from longspec.methods.dflash.layer import DFlashLayer
 from longspec.methods.dflash.settings import DECAY, Settings, anchors_of, mask_token_of
 from longspec.methods.own_layers import OwnLayersTrainer
@@ -156,7 +157,8 @@ class DFlashTrainer(OwnLayersTrainer):
         tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
         next_N = input_ids_BS.roll(-1, 1).flatten()[tokens_N]
         with self.states.gather([head_weight]):
-            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss)
+            wanted = settings.loss != HARD or with_llm_loss
+            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
             take = partial(block_cross_entropy, teacher=teacher, labels=labels, weights=self.weights, kind=settings.loss)
             sums: StepSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         return sums

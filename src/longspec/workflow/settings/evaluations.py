@@ -37,8 +37,6 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any], posit
     the run's own data leave room for what follows. Raises ValueError with the file and the key at fault.
     """
     own = dict(run.says.evaluation)
-    if isinstance(own.get("tasks"), dict):  # null: this run is not measured by a task of its base
-        own["tasks"] = {name: task for name, task in own["tasks"].items() if task is not None}
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
         recipes = [config.recipe for key, config in configs.items() if key[0] == run.name]
         rows = {name: recipe.data.sequence_length for recipe in recipes for name in mix_of(recipe.data.name)}
