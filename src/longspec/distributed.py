@@ -1,6 +1,6 @@
 """A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end.
 
-No torch here, but where several ranks share.
+Torch is imported only where several ranks share a result.
 """
 
 import ctypes

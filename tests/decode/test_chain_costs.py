@@ -151,8 +151,7 @@ def test_what_brings_most_tokens_a_second_is_taken(
     start = prefill(target, [PROMPT], reads=drafter.reads)
     own = WithLookup(drafter, copied) if copied else drafter
     way, chosen = best_way(target, own, start)
-    copying = getattr(way, "copying", None)
-    found = isinstance(way, WhilePays) and way.drafter is own, copying and copying.pays
+    found = way.drafter is own, way.copying and way.copying.pays
     assert (found, chosen) == (kind, shape)
     assert not kind[0] or best_shape(target, own, start) == shape
     more = {"prompt_lookup_num_tokens": copied} if copied else {}

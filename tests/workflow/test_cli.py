@@ -116,6 +116,10 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
     refusal = f"would be refused at step 20: optimizer.lr: 0.003 -> 0.002; undo that, or train anew after: rm -r {P}/long/"
     told = f"{P}/long: {refusal}checkpoints\n", f"{P}/longcot: is trained again: what", f"{P}/base: goes on behind step 7; 313 "
     assert [line for line in told if line not in text] == []
+    frozen = Path(f"{P}/base/recipe.yaml")  # of the same target or precision in other words
+    frozen.write_text(re.sub(r"\nprecision: \S+", "\nprecision: bf16", frozen.read_text()))
+    told = f"{P}/base: stays or goes on if it is the same by its hash, else it would be refused: precision: bf16 -> "
+    assert told in longspec("plan", "demo")[1]
     assert runs._is_told(Path("results/demo"))
     os.utime(f"{P}/long/checkpoint.json", (2**32, 2**32))
     assert not runs._is_told(Path("results/demo")), "a stage was trained behind it"

@@ -20,7 +20,7 @@ from longspec.engines import VLLM
 from longspec.report import ending
 from longspec.shown import duration
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
-from longspec.train.stage_folder import PLACES, set_aside
+from longspec.train.stage_folder import SAME_BY_HASH, set_aside
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
@@ -101,14 +101,17 @@ def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
     whole = (folder / "checkpoint.json").is_file()
     if before is None or (before.saved is None and not whole):
         return f"{folder}: is trained{_cost(before, recipe.steps)}"
-    found = differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe), "recipe.")
-    # Where a thing comes from counts if it is another one, which its hash tells the trainer.
-    changed = "; ".join(line.removeprefix("recipe.") for line in found if line.partition(": ")[0] not in PLACES)
+    lines = differences(before.recipe or yaml_files.read(folder / "recipe.yaml"), plain(recipe), "recipe.")
+    places = [line.removeprefix("recipe.") for line in lines if line.partition(": ")[0] in SAME_BY_HASH]
+    changed = "; ".join(line.removeprefix("recipe.") for line in lines if line.partition(": ")[0] not in SAME_BY_HASH)
     kept = [aside for aside, manifest in set_aside(folder / CHECKPOINTS) if manifest["identity"].get("recipe") == plain(recipe)]
     if changed and kept and not begins_anew:
         return f"{folder}: goes back to the checkpoints of these settings, which {kept[0]} keeps"
     changed = changed or (CHANGED if begins_anew else "")
     left = 0 if before.saved is None else (before.total or 0) - before.saved
+    if places and not changed:
+        otherwise = "would be refused" if left > 0 else "is trained again"
+        return f"{folder}: stays or goes on if it is the same by its hash, else it {otherwise}: {'; '.join(places)}"
     if left > 0 and changed:
         anew = join(["rm", "-r", str(folder / CHECKPOINTS)])
         return f"{folder}: would be refused at step {before.saved}: {changed}; undo that, or train anew after: {anew}"
@@ -128,11 +131,16 @@ def _cost(before: stages.Stage | None, steps: int | None) -> str:
 def train(options: Namespace) -> int:
     """Make a run's final draft, and say what came out."""
     results, steps, warned = Path("results") / name_of(options.run), dict[str, int](), set[str]()
-    rows = cache(lambda: plan_of(options.run).trained_rows(results.name))
+
+    @cache
+    def rows() -> list[str]:
+        with suppress(OSError, ValueError):  # Snakemake says what is wrong with the run
+            return plan_of(options.run).trained_rows(results.name)
+        return []
 
     def look() -> None:
         with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
-            for line in (*unlike_served(rows(), warned), *progress(results, steps)):
+            for line in (*progress(results, steps), *unlike_served(rows(), warned)):
                 print(line, flush=True)
 
     code = snakemake(*_chosen(options), look=look)
@@ -174,6 +182,6 @@ def report(options: Namespace) -> int:
     if not told:
         raise ValueError(f"results/{name}/report.json: no such file; make it first: longspec train {options.run}")
     if not _is_told(Path("results") / name):
-        print(f"Of earlier stages than those that are there; make it anew: longspec train {options.run}")
+        print(f"This report is older than the stages that are trained by now; make it again: longspec train {options.run}")
     print("\n".join(told))
     return 0

@@ -72,7 +72,8 @@ def run(options: argparse.Namespace) -> None:
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     numbers = Path(f"results/{name}/serves.json")
-    if numbers.is_file() and numbers.stat().st_mtime >= (draft / "provenance.json").stat().st_mtime:  # else of an earlier draft
+    # Else they may be of an earlier draft.
+    if numbers.is_file() and (not code or numbers.stat().st_mtime >= (draft / "provenance.json").stat().st_mtime):
         show(read_json(numbers)["variants"][variant])
     if code:
         print("vLLM keeps clearly less than our loop, or it was not measured, as is said above; it is started all the same")
@@ -120,7 +121,8 @@ def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens:
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
     if is_gguf(source):  # whose weights were made float32 here; rows of 32 numbers are quantized together
-        sizes = (config["target"][name] for name in ("hidden_size", "intermediate_size"))
+        sizes = [config["target"]["hidden_size"]]
+        sizes += [config.get("settings", {}).get("intermediate_size") or config["target"]["intermediate_size"]]
         export += ["--dtype", "f16" if any(size % 32 for size in sizes) else "q8_0"]
     export += [] if window is None else ["--context", str(window)]
     serve = ["llama-server", "-m", str(target), "--spec-type", served.kind, "--spec-draft-model", str(beside / "draft.gguf")]

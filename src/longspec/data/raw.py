@@ -19,7 +19,7 @@ AFTER = ("shards", "regenerate")  # keys of what is done with the records: `toke
 QUESTIONS: dict[str, Any] = {"records": None, "seed": 0, "min_characters": 0, "max_characters": 4000}
 FILE: dict[str, Any] = {"held_out": 0.02, "held_out_by": "", "align": [], "max_rejected": 0.01, "max_line_mb": 32}
 HUB: dict[str, Any] = {"revision": "main", **FILE}
-# What decides no record that was read, since a commit is: a stage is not trained anew for it.
+# What decides no record that was read: a manifest has its default, so that no stage is trained anew for it.
 READING = ("revision", "max_line_mb")
 MADE: dict[str, dict[str, Any]] = {
     "stdlib": {"min_characters": 0, "as": "", "held_out": 0.06},
@@ -95,7 +95,7 @@ def make(name: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
     done = split_records.sort(name, settings, read(settings, files), out)
     content = {
         "name": name,
-        "settings": {key: settings[key] for key in settings if key not in READING},
+        "settings": {key: HUB[key] if key in READING else value for key, value in settings.items()},
         "origin": origin,
         "inputs": describe_files(Path(), [str(path) for path in files]),
         "files": describe_files(out.parent, split_records.OUTPUTS),

@@ -120,7 +120,7 @@ def identity_of(
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "flash-attn": flash.is_installed(),
+        "flash-attn": not flash.unusable(),
         "code": sha256_text("".join(path.read_text(encoding="utf-8") for path in code)),
         "repeats": section.repeats,
         "seed": section.seed,

@@ -194,7 +194,7 @@ def gap_of(plain: Answer, dtype: torch.dtype) -> Gap:
         logits = dict(plain.best[place])
         values = list(logits.values())
         allowed = TIE_FLOAT32 if dtype == torch.float32 else near_tie_margin(torch.tensor(values, dtype=dtype))
-        if len(values) == 1:  # within a character llama.cpp tells nothing but the token: what follows has to judge
+        if len(values) == 1:  # within a character llama.cpp tells no other token: taken for a tie, as nearly all are
             return 0.0, allowed
         # Of a token that is not among the likeliest it is only known that it lies below all of them.
         margin = logits[own] - logits[other] if other in logits else max(logits[own] - min(values), 2 * allowed)

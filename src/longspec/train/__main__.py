@@ -112,13 +112,14 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     """Train the stage, from its start or its last checkpoint to its last step or a request to stop."""
     folder = job.out / CHECKPOINTS
     begun = any((folder / slot).exists() for slot in SLOTS)
+    with non_retryable():
+        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
+        chosen(job.runtime)
     with non_retryable(unless=begun):
         named_folder(job.target)
         rows = open_rows(job)
         vocabulary = read_vocabulary(job, rows)
         steps, dtype = total_steps(job, rows), resolve_dtype(job.recipe.precision)
-        micro_batch, accumulation = share_global_batch(job.recipe.global_batch, job.runtime.micro_batch, ranks.world_size)
-        chosen(job.runtime)
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         declared = declared_states(job, rows, held_out.of_each, dtype, vocabulary)
         identity = identity_of(job, rows, dtype, vocabulary, declared)
@@ -134,7 +135,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         stored = None if declared is None else declared.find(job.states)
         target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
-    with non_retryable(unless=begun):
+    with non_retryable(unless=found is not None):
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         ways = FLOAT32_SUMS[job.recipe.optimizer.name]
@@ -146,7 +147,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         save_load.load(engine, folder / slot, resumed, ranks)
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     with non_retryable(unless=found is not None):
-        size = save_load.check_room(engine, folder, -(-(steps - step) // job.runtime.save_every), ranks)
+        size = save_load.check_room(engine, folder, steps - step, ranks)
     stop.expect_save(resumed.get("longest_save", 0.0), size / SLOW_DISK)
     log(
         f"stage {job.recipe.stage}: {steps} steps of {job.recipe.global_batch} rows of {rows.sequence_length} tokens; "
@@ -238,8 +239,8 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         timeout = timedelta(minutes=job.runtime.timeout_minutes)
         control = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
-        own = (control, ranks.local_rank, 60.0 * job.runtime.save_minutes)
-        stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, *own)
+        stop = Stop(longest_part, job.deadline, job.runtime.stop_margin_seconds, control, ranks.local_rank)
+        stop.save_seconds = 60.0 * job.runtime.save_minutes
         train(job, ranks, device, status, stop)
         if status.step == status.steps and ranks.is_main and job.runtime.extract_at_end:
             stage_folder.extract_draft(job)

@@ -5,6 +5,7 @@ import json
 import math
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from shlex import join
 from typing import Any
@@ -37,18 +38,12 @@ class Stop:
     """
 
     def __init__(
-        self,
-        longest_part: float,
-        deadline: float | None = None,
-        margin: float = 0.0,
-        control: Any = None,
-        local_rank: int = 0,
-        save_seconds: float = math.inf,
+        self, longest_part: float, deadline: float | None = None, margin: float = 0.0, control: Any = None, local_rank: int = 0
     ) -> None:
         self.longest_part = longest_part + STAGGER * local_rank
         self.deadline, self.margin, self.control = deadline, margin, control
         self.reason, self.save_due = "", False  # once all ranks have agreed
-        self.save_seconds, self._saved = save_seconds, time.monotonic()  # when the last save was
+        self.save_seconds, self._saved = math.inf, time.monotonic()  # most between two saves, and when the last one was
         self._longest_batch, self.longest_save, self._first_save = 0.0, 0.0, 0.0  # seconds
         self._batch_began: float | None = None
         self._received = 0  # the index of a reason
@@ -109,7 +104,10 @@ class SkippedSteps:
     def __init__(self, file: Path, ranks: Ranks, max_in_a_row: int) -> None:
         self.skipped_file, self.ranks, self.max_in_a_row = file, ranks, max_in_a_row
         self.in_a_row = 0
-        self.before = {line["step"] for line in jsonl.whole_lines(file)}  # skipped by the attempts before
+        self.before = set[int]()  # steps that an attempt before has skipped
+        for line in file.read_bytes().splitlines() if file.is_file() else ():
+            with suppress(ValueError):  # torn by the end of that attempt
+                self.before.add(jsonl.parse(line)["step"])
 
     def check_step(self, step: int, losses: list[tuple[Any, Tensor]], *, skipped: bool) -> None:
         """Look at a step, counted from 1, on all ranks; `losses`: row numbers and loss of each micro batch of this rank.
@@ -131,10 +129,11 @@ class SkippedSteps:
                 file.write(json.dumps({"step": step, "rows": rows}) + "\n")
         log(f"WARNING step {step} skipped: loss or gradient is not finite; rows {rows} (see {self.skipped_file})", self.ranks)
         if self.in_a_row > self.max_in_a_row:
-            fault = NonRetryableError if step in self.before else ValueError
+            again = self.before.intersection(range(step - self.in_a_row + 1, step + 1))
+            fault = NonRetryableError if again else ValueError
             raise fault(
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite (rows: "
                 f"{self.skipped_file}). To go on from the last checkpoint, raise runtime.max_skipped_in_a_row. Or lower "
                 "recipe.optimizer.lr, or correct the data (python -m longspec.data inspect), and train anew after: "
-                f"{join(['rm', '-r', str(self.skipped_file.with_name(CHECKPOINTS))])}"
+                f"{join(['rm', '-r', str(self.skipped_file.with_name(CHECKPOINTS)), str(self.skipped_file)])}"
             )

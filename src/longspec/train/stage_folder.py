@@ -25,8 +25,8 @@ STATUS, CHECKPOINT, DRAFT = "status.json", "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
-# Keys of a recipe that say where something comes from, and what in an identity says what it is.
-PLACES = {
+# Keys that say where something comes from, and the key of an identity that says by a hash what it is.
+SAME_BY_HASH = {
     "recipe.model.source": "target",
     "recipe.model.sha256": "target",
     "recipe.init": "init_weights",
@@ -55,7 +55,7 @@ def non_retryable(*, unless: bool = False) -> Iterator[None]:
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return in what two identities differ, but for the places of what is the same by its hash."""
-    same = {place for place, key in PLACES.items() if before.get(key) == now.get(key) is not None}
+    same = {place for place, key in SAME_BY_HASH.items() if before.get(key) == now.get(key) is not None}
     return [line for line in differences(before, now) if line.partition(": ")[0] not in same]
 
 
@@ -146,7 +146,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "slot": f"{folder.name}/{slot}",
         "manifest_sha256": sha256_file(folder / slot / MANIFEST),
         "step": manifest["step"],
-        "identity": manifest["identity"],
+        "identity": manifest["identity"] | {"recipe": plain(job.recipe)},
         "runtime": plain(job.runtime),
         "world_size": ranks.world_size,
         "zero_stage": job.runtime.deepspeed.zero_stage,

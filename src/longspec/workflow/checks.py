@@ -104,8 +104,7 @@ def _check_engines(plan: Plan) -> None:
     for run, measured in plan.evaluation_of.items():
         section = measured.section
         if section.get("engine", OURS) == OURS:
-            is_ours = "serve_python" in measured.own or "engine" not in measured.own
-            if is_ours and section.get("serve_python") is not None:
+            if "engine" not in measured.own and section.get("serve_python") is not None:
                 raise ValueError(
                     f"{measured.file_of('serve_python')}: evaluation.serve_python: {section['serve_python']}: is of no engine; "
                     f"set evaluation.engine to the one that it has, such as {VLLM}, or give null"

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from longspec.distributed import GPUS_GIVEN, Ranks, of_first_rank
 from longspec.process_group import own_device
+from longspec.train.preemption import SkippedSteps
 from longspec.train.stage_folder import NonRetryableError, Status, find_resumable, non_retryable, non_retryable_reason
 from tests.refusals import refused
 from tests.train.checkpoint.test_save_load import write_slot
@@ -94,6 +96,18 @@ def test_a_fault_of_a_node_ends_a_stage_for_good_only_before_it_has_begun() -> N
         assert type(told.value) is kind
         with refused("lr", kind=NonRetryableError), non_retryable(unless=begun):
             raise NonRetryableError("lr")
+
+
+def test_steps_that_were_skipped_before_are_no_sick_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever of a streak it is: an attempt may have saved within it. A last line may be torn."""
+    monkeypatch.setattr(dist, "all_gather_object", lambda held, own: held.__setitem__(0, own))
+    (tmp_path / "skipped.jsonl").write_text('{"step": 7, "rows": []}\n{"st')
+    for first, kind in ((7, NonRetryableError), (9, ValueError)):
+        skips = SkippedSteps(tmp_path / "skipped.jsonl", Ranks(0, 0, 1), 1)
+        skips.check_step(first, [([0], torch.tensor(torch.nan))], skipped=True)
+        with refused(f"step {first + 1}", "2 steps", kind=kind) as told:
+            skips.check_step(first + 1, [([0], torch.tensor(torch.nan))], skipped=True)
+        assert type(told.value) is kind
 
 
 def test_a_failure_that_would_come_again_is_told_where_it_is_of_this_attempt(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def test_nonsense_is_named() -> None:
 def test_a_save_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of minutes would else be lost by the hundred; ranks agree, whose clocks are their own."""
     monkeypatch.setattr(preemption.signal, "signal", lambda *_: None)
-    stop = preemption.Stop(60, save_seconds=1800.0)
+    stop = preemption.Stop(60)
+    stop.save_seconds = 1800.0
     assert (stop.agreed(), stop.save_due) == (False, False)
     stop._saved -= 1801
     assert (stop.agreed(), stop.save_due) == (False, True)

@@ -106,6 +106,14 @@ def test_after_too_many_skipped_steps_the_advice_trains(make_job: MakeJob) -> No
     assert job.rows()[-1]["skipped"] == 0
 
 
+def test_a_stage_saves_by_the_clock_too(make_job: MakeJob) -> None:
+    """Its steps may take minutes: it saves once more, before its last one."""
+    job = make_job("job", ["recipe.steps=6", "runtime.save_every=100"])
+    job.launcher = [sys.executable, "-m", "tests.train.lifetime.troubled", "overdue", "4"]
+    first, last = re.findall(r"saved step (\d+),", job.run())
+    assert 0 < int(first) < int(last) == 6
+
+
 def tell(pids: list[int], number: signal.Signals) -> None:
     """Send them a signal, as many as are still there: the first may take the others along."""
     for pid in pids:

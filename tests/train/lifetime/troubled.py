@@ -1,11 +1,13 @@
 """A training job in trouble: `python -m tests.train.lifetime.troubled KIND [ARGUMENT ...] -m longspec.train ARGUMENTS`.
 
 diverging               gradients of its steps 5 and 6 are no numbers unless the learning rate is small
+overdue NUMBER          before so many micro batches its last save is long ago
 frozen                  it freezes itself before it commits; its lease has no thread that would find out in its place
 hanging RANK PLACE      one rank hangs for ever where it reads data, or where it writes a checkpoint; other threads live on
 timed NUMBER SECONDS    after so many micro batches it hears of a deadline in so many seconds, which it prints
 """
 
+import math
 import os
 import signal
 import sys
@@ -66,6 +68,12 @@ def hanging(rank: str, place: str) -> None:
     owner, name, number = {"data": (program.StepBatches, "load", 6), "write": (save_load, "write_shard", 2)}[place]
     if find_ranks().rank == int(rank):
         setattr(owner, name, before_call(number, getattr(owner, name), threading.Event().wait))
+
+
+def overdue(number: str) -> None:
+    agreed, stops = Stop.agreed, list[Stop]()
+    asked = before_call(int(number), agreed, lambda: setattr(stops[-1], "_saved", -math.inf))
+    Stop.agreed = lambda self: (stops.append(self), asked(self))[1]  # type: ignore[method-assign]
 
 
 def timed(number: str, seconds: str) -> None:

@@ -119,8 +119,6 @@ def _message(turn: Any, place: str) -> Message:
 def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
     """A message of the assistant; its content may be missing where it calls tools."""
     field = f"{place}.{what}"
-    if turn.get("weight") == 0:
-        raise RecordError(f"{place}.weight", "is 0, but every answer is trained: end the conversation before it, or remove it")
     if CALL in (turn.get("from"), turn.get("role")):
         calls, content = read_calls(check_text(content, field), field), ""
     else:
@@ -145,6 +143,9 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
         raise RecordError(field, "must be a list of messages that is not empty")
     messages = [_message(turn, f"{field}[{number}]") for number, turn in enumerate(turns)]
     roles = [message["role"] for message in messages]
+    if not unanswered and (untrained := [number for number, turn in enumerate(turns) if turn.get("weight") == 0]):
+        place = f"{field}[{untrained[0]}].weight"
+        raise RecordError(place, "is 0, but every answer is trained: end the conversation before it, or remove it")
     if "assistant" not in roles and not unanswered:
         raise RecordError(field, f"has no assistant message to learn from{UNANSWERED_FIX}")
     first = next((number for number, role in enumerate(roles) if role != "system"), None)
