@@ -1,6 +1,6 @@
 """Sets up a training job before its first step: rows, stored states, steps, target and draft, and the identity of these."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ class Declared:
     trained: list[dict[str, Any]]
     measured: list[dict[str, Any]]
 
-    def find(self, paths: list[Path]) -> list[Place]:
+    def find(self, paths: Sequence[Path]) -> list[Place]:
         """Find all rows among shards, as StoredStates numbers them. Raises ValueError as find_rows."""
         return find_rows(self.trained, paths) + find_rows(self.measured, paths)[::-1]
 
