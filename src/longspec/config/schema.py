@@ -194,8 +194,8 @@ class Runtime(Known):
 
     micro_batch: Annotated[Tokens, means("the number of rows in one forward of one rank, at most")] = 1
     attention: Annotated[str, words(*ATTENTION), means("how the draft attends; auto: the fastest that is there")] = "auto"
-    save_every: Annotated[Count, means("the number of optimizer steps between checkpoints, at most")] = 200
-    save_minutes: Annotated[Count, means("the minutes between checkpoints, at most; looked at after each step")] = field(
+    save_every: Annotated[Count, means("the most optimizer steps between checkpoints")] = 200
+    save_minutes: Annotated[Count, means("the most minutes between checkpoints; they are made after whole steps")] = field(
         default=30, metadata=LATER
     )
     log_every: Annotated[Count, means("the number of optimizer steps between lines of the log; metrics.jsonl has each")] = 1

@@ -52,7 +52,7 @@ class TaskEntry(Keys):
 
 
 Tasks = Annotated[dict[Name, TaskEntry | None], Field(min_length=1)]
-TASKS = "a mapping from task names to {data, context} or {preset, source}, or to null for a task of the base to leave out"
+TASKS = "a mapping from task names to {data, context} or {preset, source}; null leaves a task of the base out"
 
 
 class Bench(Keys):

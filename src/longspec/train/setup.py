@@ -23,7 +23,7 @@ from longspec.train.arguments import Job
 
 @dataclass(frozen=True)
 class Declared:
-    """What the stored states that a job reads were made of, whether or not they are there.
+    """Say what the stored states that a job reads were made of, whether or not they are there.
 
     trained: of each data set and then of each replayed stage; measured: of the held-out rows of each data set.
     """
