@@ -51,6 +51,12 @@ def turns(*questions: str) -> dict[str, Any]:
     return {"messages": messages}
 
 
+def write_chats(folder: Path, *more: dict[str, Any]) -> Path:
+    """The raw manifest of twelve conversations to train on, and more, and two held out."""
+    chats = [*map(turns, ASKED), *(turns(*pair) for pair in list(permutations(ASKED, 2))[::3]), *more]
+    return write_raw(folder, chats, [turns("the old cat?"), turns(*ASKED)])
+
+
 @pytest.fixture(autouse=True)
 def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else takes a shard's folder: no job waits to see."""
@@ -59,7 +65,7 @@ def no_other_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """Twelve conversations to train on, two held out."""
+    """Those conversations, and a target."""
     folder = tmp_path_factory.mktemp("answers")
     tokenizer = AutoTokenizer.from_pretrained(read_json(corpus.tokenizer)["path"])
     torch.manual_seed(7)
@@ -73,9 +79,7 @@ def case(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Case:
     model.save_pretrained(folder / "target")
     tokenizer.save_pretrained(folder / "target")
     fetch.write_manifest(folder / "target_manifest.json", folder / "target", "test", files_below(folder / "target"))
-    chats = [*map(turns, ASKED), *(turns(*pair) for pair in list(permutations(ASKED, 2))[::3])]
-    raw = write_raw(folder / "chats", chats, [turns("the old cat?"), turns(*ASKED)])
-    return Case(raw, folder / "target_manifest.json", corpus.tokenizer)
+    return Case(write_chats(folder / "chats"), folder / "target_manifest.json", corpus.tokenizer)
 
 
 def with_template(case: Case, template: str, folder: Path, *, keep: bool = False) -> Case:

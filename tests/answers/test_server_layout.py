@@ -1,5 +1,6 @@
 """What a server is sent, and whether it reads that as the target would: prompts, tools, the name of what it serves."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -51,6 +52,22 @@ def test_tools_and_template_arguments_are_sent_and_a_call_that_is_kept_apart_is_
         "line": 1,
     }
     assert second.keys() == {"messages", "line"}
+
+
+def test_tools_are_kept_as_vllm_lays_them_out(case: Case, tmp_path: Path) -> None:
+    """It gives the template three fields of a function, whatever the record has: the draft learns behind the same."""
+    of = {"type": "object", "properties": {"b": {}, "a": {}}}
+    given = [{"name": "sum"}, {"strict": True, "parameters": of, "returns": "a number", "description": "adds", "name": "add"}]
+    laid_out = [
+        {"name": "sum", "description": None, "parameters": None},
+        {"name": "add", "description": "adds", "parameters": of, "strict": True},
+    ]
+    offered, kept = ([{"type": "function", "function": each} for each in tools] for tools in (given, laid_out))
+    raw = write_raw(tmp_path / "chats", [turns("why?") | {"tools": offered}])
+    with serving(echo, owner="vllm") as server:
+        ask(replace(with_template(case, "{{ tools | tojson }}", tmp_path, keep=True), raw=raw), tmp_path / "out", server)
+    [line] = journal_of(tmp_path / "out").values()
+    assert json.dumps([server.asked[0]["tools"], line["tools"]]) == json.dumps([kept, kept])
 
 
 def test_a_server_that_lays_questions_out_otherwise_ends_the_job_at_its_first_answer(case: Case, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
 
 from longspec.atomic_files import files_below, read_json
 from longspec.target import fetch
-from tests.answers.conftest import Case, journal_of
+from tests.answers.conftest import Case, journal_of, turns, write_chats
 from tests.targets import SHAPES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +29,7 @@ def thinking(case: Case, tmp_path: Path) -> Case:
     """The case with a target whose tokenizer has such special tokens, which it likes to write; of a shape that vLLM has."""
     tokenizer = AutoTokenizer.from_pretrained(read_json(case.tokenizer)["path"])
     tokenizer.add_special_tokens({"additional_special_tokens": [OPENER, CLOSER, OTHER]}, replace_extra_special_tokens=False)
+    tokenizer.chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}" + tokenizer.chat_template
     torch.manual_seed(8)
     shape = SHAPES | {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": len(tokenizer)}
     model = AutoModelForCausalLM.from_config(LlamaConfig(**shape))
@@ -49,13 +50,18 @@ def thinking(case: Case, tmp_path: Path) -> Case:
 
 
 def test_answers_of_vllm_are_those_of_transformers(thinking: Case, tmp_path: Path) -> None:
-    """Greedy, in float32. An answer that holds a special token which is no thought's mark is dropped by both."""
+    """Greedy, in float32. An answer that holds a special token which is no thought's mark is dropped by both.
+
+    A tool that lacks fields is one with nulls to vLLM's template.
+    """
     found: list[dict[Any, Any]] = []
-    for name, settings in {
-        "local": {"precision": "fp32"},
-        "vllm": {"engine": "endpoint", "server": SERVER, "requests": 4},
-    }.items():
-        thinking.make(tmp_path / name, temperature=0, new_tokens=24, **settings)
+    for name, tool, settings in (
+        ("local", {"name": "sum", "description": None, "parameters": None}, {"precision": "fp32"}),
+        ("vllm", {"returns": "a sum", "name": "sum"}, {"engine": "endpoint", "server": SERVER, "requests": 4}),
+    ):
+        offered = turns("why?") | {"tools": [{"type": "function", "function": tool}]}
+        asked = replace(thinking, raw=write_chats(tmp_path / name / "chats", offered))
+        asked.make(tmp_path / name, temperature=0, new_tokens=24, **settings)
         found.append(journal_of(tmp_path / name))
     ours, theirs = found
     assert theirs == ours

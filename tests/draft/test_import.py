@@ -186,13 +186,14 @@ def test_a_run_of_another_draft_is_told_what_to_write(
     imports: Imports, tmp_path: Path, made: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = speculators(tmp_path / "published", tensors() | published.vocabulary())
-    write_text(tmp_path / "recipe.yaml", to_yaml(recipe_of(vocabulary=5)))
-    values = {"vocabulary": "5, .* 8;", "norm_before_residual": "False, .* True;"}
+    other = {"vocabulary": 5, "fc_norm": True}
+    write_text(tmp_path / "recipe.yaml", to_yaml(recipe_of(**other)))
+    values = {"vocabulary": "5, .* 8;", "norm_before_residual": "False, .* True;", "fc_norm": "True, .* False;"}
     facts = [re.compile(f"recipe.method.{key}: [^;]* {both}") for key, both in values.items()]
     with refused(source, *facts, kind=SystemExit) as told:
         imports(source, "--recipe", tmp_path / "recipe.yaml")
     method = yaml.safe_load(re.search(r"recipe: (\{method: .*\})$", str(told.value))[1])["method"]  # type: ignore[index]
-    recipe = recipe_of(**method)
+    recipe = recipe_of(**other | method)
     eagle3.check(recipe)
     write_text(tmp_path / "recipe.yaml", to_yaml(recipe))
     write_text(made[0] / "tokenizer.json", "{}")

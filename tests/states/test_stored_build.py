@@ -99,3 +99,8 @@ def test_shards_of_another_target_or_version_or_too_few_are_refused(glide: Store
     write_json(other, {"declaration": wanted, "files": {}})
     with refused(other, "version", f"rm -f {glide.folder}/*/shard.json", "snakemake"):
         find_rows([wanted], shards)
+
+
+def test_a_shape_that_no_layer_has_is_refused_before_states_are_stored(tmp_path: Path, states_of: StatesOf) -> None:
+    with refused("recipe.method.num_key_value_heads: 3", "4 heads"):
+        states_of("eagle3", tmp_path, "recipe.method.num_key_value_heads=3").computation()

@@ -68,7 +68,7 @@ def test_a_stage_that_gets_on_has_no_last_try_but_jobs_that_never_begin_have_one
     log, ends = stage.parent / "logs/stage.log", [BEGAN + 10 * number for number in range(1, 8)]
     attempts(stage, *ends)
     put(stage / "checkpoints/last/manifest.json", ends[-1])
-    for attempt, tries, pause in ((7, 7, 0), (8, 7, PAUSE)):
+    for attempt, tries, pause in ((7, 10, 0), (8, 10, PAUSE)):
         assert retries("train", 3, attempt, stage / "checkpoint.json", log, BEGAN) == (tries, pause, "")
     assert retries("train", 3, 4, stage / "checkpoint.json", log.with_name("none.log"), BEGAN) == (3, PAUSE, "")
 

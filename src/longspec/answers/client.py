@@ -21,6 +21,8 @@ KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
 NO_KEY = "EMPTY"  # what a server without a key is sent, since openai asks for one; vLLM's examples send it too
 HOPELESS = {401, 403, 404, 405}  # what one request gets all get
 FINISHED, CUT, CALLED = "stop", "length", "tool_calls"
+OF_A_FUNCTION = ("name", "description", "parameters")  # which vLLM lays out in this order, null where one is missing
+ALSO_OF_A_FUNCTION = ("strict", "defer_loading")  # and these behind them where they are given; nothing else
 
 
 class FailedError(Exception):
@@ -72,7 +74,7 @@ class Client:
     def __init__(self, address: str, settings: Regenerate, target: Collection[str] | None = None) -> None:
         self.address, self.settings, self.target = address.rstrip("/"), settings, target
         self.model = settings.served_model or ""
-        self._is_vllm = False  # which takes parameters of its own; other servers may refuse them
+        self.is_vllm = False  # which takes parameters of its own; other servers may refuse them
         for name in ("openai", "httpx2"):
             logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
         self._server = openai.OpenAI(
@@ -93,7 +95,7 @@ class Client:
         except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:  # the last three: the reply is no list
             raise ValueError(f"{self.address}: lists no models: {_shown(error)}; give the address with its /v1") from None
         names = [*owners]
-        self._is_vllm = "vllm" in owners.values()
+        self.is_vllm = "vllm" in owners.values()
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
             raise ValueError(
@@ -136,7 +138,7 @@ class Client:
         body |= {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
         if self.settings.temperature:
             body["seed"] = seed
-        if self._is_vllm:  # the answer's tokens are told, and special ones stay in its text, such as a thought's marks
+        if self.is_vllm:  # the answer's tokens are told, and special ones stay in its text, such as a thought's marks
             body |= {"return_token_ids": True, "skip_special_tokens": False}
         if chat.tools:
             body |= {"tools": chat.tools, "tool_choice": "none"}  # laid out, and a call in the answer stays text
@@ -175,8 +177,19 @@ def answered(conversations: list[Conversation], client: Client, asker: Asker) ->
         pool.shutdown(wait=False, cancel_futures=True)
 
 
+def _as_vllm_lays_out(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a record's tools with the fields that vLLM (0.32) gives the chat template."""
+    found = []
+    for function in (tool["function"] for tool in tools):
+        also = {name: function[name] for name in ALSO_OF_A_FUNCTION if function.get(name) is not None}
+        found.append({"type": "function", "function": {name: function.get(name) for name in OF_A_FUNCTION} | also})
+    return found
+
+
 def _answer(conversation: Conversation, client: Client, asker: Asker) -> Conversation:
     """Ask turn by turn, to the end."""
+    if client.is_vllm and conversation.asked.tools:  # the draft then learns behind what the target has read
+        conversation.offer(_as_vllm_lays_out(conversation.asked.tools))
     while not conversation.end:
         if asker.prompts([conversation])[0] is None:
             continue

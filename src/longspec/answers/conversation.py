@@ -89,6 +89,10 @@ class Conversation:
         """Return what the target is to continue: all messages so far, the record's tools and template arguments."""
         return replace(self._chat, messages=self.history)
 
+    def offer(self, tools: list[dict[str, Any]]) -> None:
+        """Take other words for the record's tools, as a server lays them out."""
+        self._chat = replace(self._chat, tools=tools)
+
     def seed(self, seed: int) -> int:
         """Return the seed of the next answer: by the settings' seed, record and turn alone, whoever is answered beside it."""
         name = repr((seed, self.key, self.answers)).encode()

@@ -94,6 +94,7 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
 
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else NCCL's timeout kills the process, and nobody tells the cure
     device = join(ranks, minutes)
     # Beside it a stage has such a group for what its ranks agree on.
     control = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
@@ -183,7 +184,8 @@ def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Fin
             return Finding(FAIL, f"stage {stage}: {out_of_memory(setup, device)}", "change one of these settings")
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
-            return Finding(FAIL, found, "ask for more (mem_mb), or set runtime.deepspeed.offload_optimizer: none")
+            ways = "runtime.target: partitioned; runtime.deepspeed.offload_optimizer: none; fewer runtime.ranks"
+            return Finding(FAIL, found, f"ask for more (node_mem of the profile), or set one of: {ways}")
         of_host = f", those of its node {gib(there)} of the host's {gib(host)}" if there else ""
         told.append(f"{stage} {gib(here)} of {gib(device)}{of_host}")
     return Finding(OK, f"each rank takes at most: {'; '.join(told)}")

@@ -24,7 +24,10 @@ def trained_tokens(rows: PackedRows, size: int) -> NDArray[np.int64]:
         ids, mask = (view(batch.column(number).values) for number in (IDS, MASK))
         found = np.bincount(ids[mask > 0])
         if len(found) > size:
-            raise ValueError(f"{rows.path}: holds token {len(found) - 1}, the target ends at {size - 1}; pack the data again")
+            raise ValueError(
+                f"{rows.path}: holds token {len(found) - 1}, the target's embedding ends at {size - 1}: its tokenizer has more "
+                "tokens; enlarge the embedding (transformers: resize_token_embeddings), or take them out of the tokenizer"
+            )
         counts_V[: len(found)] += found
     return counts_V
 

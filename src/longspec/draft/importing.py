@@ -55,9 +55,9 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
     config = read_target_config(target_path)
     method.check_state(empty_layer(method, config, settings), state, folder)
     content = config_of(method, settings, target_path, manifest["source"], IMPORTED) | {IMPORTED: origin}
-    keys = _own_keys(content)
-    if recipe is not None:
-        own, wanted = method_of(recipe)
+    own, wanted = (None, None) if recipe is None else method_of(recipe)
+    keys = _own_keys(content, wanted)
+    if own is not None:
         if own.name != method.name:
             told = f"is {own.name}, {folder} is a draft of {method.name}; in the run's file: method: {method.name}"
             raise ValueError(f"recipe.method.name: {told}")
@@ -72,14 +72,19 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
     log(f"a run that begins with it has recipe: {keys}")
 
 
-def _own_keys(content: dict[str, Any]) -> str:
-    """Return, on one line, the keys of a recipe that trains such a draft, those at their defaults left out."""
+def _own_keys(content: dict[str, Any], wanted: Any) -> str:
+    """Return, on one line, the keys of a recipe that trains such a draft.
+
+    Those at their defaults are left out, except where `wanted`, a recipe's settings, says otherwise. The vocabulary never is,
+    since the target's size implies a run's default.
+    """
     own, settings = methods.settings_of(content[METHOD]), content["settings"]
     section, names = own.SAME[0].removeprefix("recipe."), own.SAME[1]
     defaults = {each.name: each.default for each in fields({"method": own.Method, "draft": own.Draft}[section])}
+    both = (settings, {} if wanted is None else vars(wanted))
     told = {
         name: list(settings[name]) if isinstance(settings[name], tuple) else settings[name]
         for name in names
-        if name in settings and settings[name] != defaults[name]
+        if name in settings and (name == "vocabulary" or any(each.get(name, defaults[name]) != defaults[name] for each in both))
     }
     return yaml.safe_dump({section: told}, default_flow_style=True, width=float("inf"), sort_keys=False).strip()

@@ -89,7 +89,8 @@ def resolve_dtype(precision: str) -> torch.dtype:
 
     Raises ValueError, with the key, when this GPU lacks what is asked for.
     """
-    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported()
+    # By default torch counts as support what it emulates, which no compiled kernel takes.
+    has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
         raise ValueError("recipe.precision: bf16, but this GPU has no bfloat16; set it to fp32")
     if precision == "fp32":

@@ -30,7 +30,7 @@ from longspec.states.forward import TargetStates
 from longspec.states.load import SHARD, load_states, part_name
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_TOKENS
 
-PART_BYTES = 128 * 2**20  # of one file at most, unless one row has more
+PART_BYTES = 128 * 2**20  # of one file; less than twice that where rows do not fit evenly
 
 
 def rows_of(folder: Path, packed: PackedRows) -> tuple[RowSource, range]:

@@ -98,6 +98,9 @@ def checked_config(target_path: str, recipe: Any) -> Any:
     config = read_target_config(target_path)
     check_family_named(recipe, config.model_type, target_path)
     settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)
+    method, settings = method_of(recipe)
+    with torch.device("meta"):  # a shape that no layer has is refused before states of days are stored
+        method.layer(config, settings)
     length, positions = recipe.data.sequence_length, position_limit(config)
     if length > positions:
         raise ValueError(

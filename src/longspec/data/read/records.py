@@ -38,6 +38,7 @@ ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "a
 ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
 UNREAD = ("refusal", "audio", "images", CALL)  # fields of a message that say something which nobody lays out
+UNREAD_BESIDE = ("images", "image", "videos", "audios", "functions")  # and such fields of a record
 BESIDE = ("tools", "chat_template_kwargs")  # fields of a record beside its conversation
 COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
@@ -162,6 +163,9 @@ def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
     """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
     if record.get("train_thoughts") is False:
         raise RecordError("train_thoughts", "is false, but thoughts are always trained: remove the field, or the thoughts")
+    for name in UNREAD_BESIDE:
+        if stated(record, name):
+            raise RecordError(name, "says something that is not laid out and would be lost, unless you `drop` it")
     arguments = read_template_arguments(stated(record, "chat_template_kwargs"))
     whole = Chat([*_system_beside(record, chat), *chat.messages], read_tools(stated(record, "tools")), arguments)
     return whole if whole.is_plain else replace(whole, messages=[_with_thought(message) for message in whole.messages])

@@ -55,5 +55,6 @@ def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, bega
     """
     if rule == "train":
         reason, tried = reason_to_give_up(output.parent, log, began), begun(log, began)
-        return (0, 0, reason) if reason else (max(allowed, tried), PAUSE if tried < attempt else 0, "")
+        # Snakemake sends a job again while it has fewer attempts than one more than these.
+        return (0, 0, reason) if reason else (allowed + tried, PAUSE if tried < attempt else 0, "")
     return min(allowed, TRIES_OF_RESUMED if rule in RESUMED else TRIES), PAUSE, ""
