@@ -6,7 +6,7 @@ Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, 
 import torch
 from torch import Tensor
 
-from longspec.models.attention import backends, blocks, chains
+from longspec.models.attention import blocks, chains
 from longspec.models.attention.blocks import BlockVisibility
 from longspec.models.attention.sdpa import accumulated_in
 from longspec.models.attention.visibility import Visibility
@@ -63,18 +63,5 @@ def attend_blocks(
     return (_weights(scores_BKGQT, seen_BQT[:, None, None]).to(values.dtype) @ values[:, :, None]).flatten(1, 2)
 
 
-def attend_sinks(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of all keys at once."""
-    seen_B1ST = _seen_BST(visibility, q_BNSD.shape[2], k_BKTD.shape[2], q_BNSD.device)[:, None]
-    groups = q_BNSD.shape[1] // k_BKTD.shape[1]
-    keys_BNTD, values_BNTD = (x.repeat_interleave(groups, 1) for x in (k_BKTD, v_BKTD))
-    scores_BNST = (q_BNSD @ keys_BNTD.transpose(-1, -2)).to(accumulated_in(q_BNSD)) * scale
-    scores_BNST = scores_BNST.masked_fill(~seen_B1ST, -torch.inf)
-    lse_BNS = scores_BNST.logsumexp(-1)
-    weights_BNST = (scores_BNST - lse_BNS[..., None]).exp().masked_fill(~seen_B1ST, 0.0)
-    return weights_BNST.to(v_BKTD.dtype) @ values_BNTD, lse_BNS
-
-
 chains.WAYS[EAGER] = attend_chains
 blocks.WAYS[EAGER] = attend_blocks
-backends.PARTS[EAGER] = attend_sinks
