@@ -24,6 +24,7 @@ from longspec.methods.glide.trainer import Glide, LlamaGlide, Qwen2Glide
 from longspec.models.attention.visibility import Visibility, block_pairs, causal_pairs
 from longspec.states.declaration import checked_config
 from longspec.states.forward import TargetStates
+from tests.methods.test_eagle3 import compare, packed_row
 from tests.reference import draft_hidden
 from tests.refusals import refused
 from tests.targets import SHAPES, TARGETS, VOCABULARY, save_target
@@ -80,17 +81,6 @@ def blocked(length: int, block: int) -> Tensor:
     return torch.arange(length)[:, None] // block > torch.arange(length)[None, :] // block
 
 
-def compare(glide: Glide, loss: Tensor, expected: Tensor) -> None:
-    """Same value and same gradients, to 1e-4 relative."""
-    torch.testing.assert_close(loss, expected, rtol=1e-4, atol=1e-5)
-    names = [name for name, _ in glide.draft_model.named_parameters()]
-    parameters = list(glide.draft_model.parameters())
-    got = torch.autograd.grad(loss, parameters)
-    wanted = torch.autograd.grad(expected, parameters)
-    for name, left, right in zip(names, got, wanted, strict=True):
-        assert (left - right).norm() <= 1e-4 * right.norm() + 1e-9, name
-
-
 PUBLISHED_WINDOW, PROMPT = 512, 200
 
 
@@ -111,31 +101,24 @@ def test_the_published_forward_beyond_the_window(target_path: str, length: int, 
     expected = [
         reference_loss(glide, ids_BS[row], labels_BS[row], positions_BS[row], lagged(length, rows[row].lag)) for row in range(2)
     ]
-    compare(glide, output.loss, sum(expected) / (2 * (length - PROMPT)))
+    compare(glide, output.loss, sum(expected) / (2 * (length - PROMPT)), 1e-4)
 
 
 @pytest.mark.parametrize(("lag", "masked"), [(3, False), ("blocks", True)])
 def test_packed_documents_are_as_if_alone(target_path: str, lag: int | str, masked: bool) -> None:
     """Whether or not the caller has masked each document's first label, which is the last one's of the document before."""
     glide = make(target_path)
-    lengths = (23, 1, 41)
-    documents = [torch.randint(0, VOCABULARY, (length,)) for length in lengths]
-    ids_S = torch.cat([*documents, torch.zeros(5, dtype=torch.long)])
-    labels_S, positions_S = ids_S.clone(), torch.cat([*(torch.arange(n) for n in lengths), torch.arange(5)])
+    documents, ids, positions, numbers = packed_row([23, 1, 41], 5)
+    labels = ids.masked_fill(numbers == -1, -100)
     if masked:
-        labels_S[torch.tensor([0, 23, 24])] = -100
-    labels_S[65:] = -100
-    positions_S[25:65] += 500  # the third document has an anchor and an offset
-    document_ids_S = torch.repeat_interleave(torch.tensor([0, 1, 2, -1]), torch.tensor([*lengths, 5]))
-    loss = glide(
-        ids_S[None], labels_S[None], position_ids=positions_S[None], lag=lag, document_ids=document_ids_S[None], num_labels=1
-    ).loss
-    expected, start = torch.zeros(()), 0
-    for ids in documents:
-        seen = blocked(len(ids), 4) if lag == "blocks" else lagged(len(ids), 3)
-        expected = expected + reference_loss(glide, ids, ids, positions_S[start : start + len(ids)], seen)
-        start += len(ids)
-    compare(glide, loss, expected)
+        labels[positions == 0] = -100
+    positions[(numbers == 2) & (positions > 0)] += 500  # the third document has an anchor and an offset
+    loss = glide(ids, labels, position_ids=positions, lag=lag, document_ids=numbers, num_labels=1).loss
+    expected = torch.zeros(())
+    for number, document in enumerate(documents):
+        seen = blocked(len(document), 4) if lag == "blocks" else lagged(len(document), 3)
+        expected = expected + reference_loss(glide, document, document, positions[numbers == number], seen)
+    compare(glide, loss, expected, 1e-4)
 
 
 DRAFT = Draft(anchors="random", lag_mode="random", lag=4)
