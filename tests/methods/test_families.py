@@ -29,14 +29,13 @@ from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.target import load_target
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.draft.eagle3_drafts import recipe_of
+from tests.methods.test_eagle3 import packed_row
 from tests.refusals import refused
 from tests.targets import EAGLE3_TARGETS, VOCABULARY, save_target
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
 LAYERS, NEW = (0, 1, 3), 30
-DOCUMENTS = (20, 1, 13, 30)  # of one row, and padding
-PADDING = 3
 
 
 def test_a_draft_of_gpt_oss_may_have_a_width_of_its_own_and_heads_of_another_width_turn_whole() -> None:
@@ -68,28 +67,20 @@ def states_of(path: str, attention: str = SDPA, chunk: int | None = None) -> Tar
     return TargetStates(target, chunk=chunk, attention=attention)
 
 
-def packed() -> tuple[Tensor, Tensor, Tensor]:
-    """Ids, positions and document ids of two rows."""
-    lengths = (*DOCUMENTS, PADDING)
-    numbers_S = torch.repeat_interleave(torch.tensor([0, 1, 2, 3, -1]), torch.tensor(lengths))
-    positions_S = torch.cat([torch.arange(length) for length in lengths])
-    ids_BS = torch.randint(3, VOCABULARY, (2, len(positions_S)))
-    return ids_BS, positions_S.expand_as(ids_BS), numbers_S.expand_as(ids_BS)
-
-
 @torch.no_grad()
 def check_states(path: str, states: TargetStates) -> None:
-    """Hidden states of packed rows are those of each document alone, by transformers' eager attention."""
-    ids_BS, positions_BS, numbers_BS = packed()
-    found = states(ids_BS, positions_BS, numbers_BS, [*(f"hidden.{layer}" for layer in LAYERS), "final"])
-    target, start = own(path), 0
-    for length in DOCUMENTS:
-        document = slice(start, start + length)
-        wanted = target.model(ids_BS[:, document], output_hidden_states=True)
-        for layer in LAYERS:
-            torch.testing.assert_close(found[f"hidden.{layer}"][:, document], wanted.hidden_states[layer], rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(found["final"][:, document], wanted.last_hidden_state, rtol=1e-4, atol=1e-4)
-        start += length
+    """Hidden states of two packed rows are those of each document alone, by transformers' eager attention."""
+    rows = [packed_row([20, 1, 13, 30], 3) for _ in range(2)]
+    ids_BS, positions_BS, numbers_BS = (torch.cat([row[part] for row in rows]) for part in (1, 2, 3))
+    names = [*(f"hidden.{layer}" for layer in LAYERS), "final"]
+    found, target = states(ids_BS, positions_BS, numbers_BS, names), own(path)
+    for row, (documents, *_) in enumerate(rows):
+        for number, document_S in enumerate(documents):
+            wanted = target.model(document_S[None], output_hidden_states=True)
+            alone = [*(wanted.hidden_states[layer][0] for layer in LAYERS), wanted.last_hidden_state[0]]
+            for name, wanted_SH in zip(names, alone, strict=True):
+                found_SH = found[name][row, numbers_BS[row] == number]
+                torch.testing.assert_close(found_SH, wanted_SH, rtol=1e-4, atol=1e-4)
 
 
 def test_packed_documents_have_the_states_of_each_alone(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
