@@ -7,21 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding, GenerationConfig, LlamaConfig, TextStreamer
 
 from longspec.atomic_files import read_json
-from longspec.config import Model, Recipe
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.lookup import LookupDrafter
 from longspec.draft.folder import GENERATE as FILE
-from longspec.draft.folder import draft_config, write_draft
-from longspec.draft_vocabulary import DraftVocabulary
-from longspec.methods.eagle3 import settings as eagle3
-from longspec.methods.eagle3.layer import Eagle3Layer
-from longspec.methods.eagle3.method import METHOD
 from tests.corpus import Corpus
-from tests.decode.models import make_target, scattered
+from tests.decode.models import make_target
+from tests.draft.eagle3_drafts import make_draft
 from tests.methods.test_attach import save_draft, save_target
 from tests.refusals import refused
 from tests.targets import VOCABULARY
@@ -43,21 +37,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     if getattr(request, "param", "glide") == "glide":
         save_draft(save_target("qwen2", path / "target"), path / "draft")
     else:
-        save_eagle3(path / "target", path / "draft")
+        made = make_target(7, LlamaConfig, vocab_size=VOCABULARY, num_hidden_layers=3).float()
+        make_draft(path, made.config, layers=[0, 1, 2], sliding_window=9)
+        made.save_pretrained(path / "target")
     return path / "draft"
-
-
-def save_eagle3(target: Path, draft: Path) -> None:
-    """A target of three layers, and a draft folder of half of its tokens as the workflow writes it."""
-    made = make_target(7, LlamaConfig, vocab_size=VOCABULARY, num_hidden_layers=3).float()
-    made.save_pretrained(target)
-    method = eagle3.Method(layers=[0, 1, 2], vocabulary=48, sliding_window=9)
-    model = Model("target", "build", "llama")
-    recipe = OmegaConf.structured(Recipe(stage="base", model=model, method=method, draft=eagle3.Draft()))
-    vocabulary = DraftVocabulary(tuple(range(1, VOCABULARY, 2)), VOCABULARY, "", {"all": 1.0})
-    settings = eagle3.of(recipe, vocabulary)
-    state = scattered(Eagle3Layer(made.config, settings), 0.3).state_dict()
-    write_draft(draft, METHOD.published(state, settings), draft_config(str(target), recipe, vocabulary))
 
 
 @pytest.fixture
