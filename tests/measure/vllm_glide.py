@@ -12,7 +12,7 @@ from typing import Any
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 ENVIRONMENT |= {"VLLM_USE_V2_MODEL_RUNNER": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-COUNTERS = ("num_drafts", "num_accepted_tokens", "num_accepted_tokens_per_pos")
+COUNTERS = {"num_accepted_tokens": "vllm:spec_decode_num_accepted_tokens", "preemptions": "vllm:num_preemptions"}
 
 
 @dataclass
@@ -144,7 +144,7 @@ def main() -> None:
         before = counters(llm)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in each.prompts], settings, use_tqdm=False)
         set_right()
-        grown = {name: subtract(value, before.get(name)) for name, value in counters(llm).items()}
+        grown = {name: value - before[name] for name, value in counters(llm).items()}
         places = [place for output in outputs for place in output.outputs[0].logprobs or []]
         best = [sorted((token.logprob for token in place.values()), reverse=True) for place in places]
         found.append(
@@ -160,19 +160,10 @@ def main() -> None:
     torch.save(found, sys.argv[2])
 
 
-def counters(llm: Any) -> dict[str, Any]:
-    """vLLM's counters of drafts and of preemptions."""
-    found = {metric.name.removeprefix("vllm:spec_decode_"): metric for metric in llm.get_metrics()}
-    values = {name: getattr(found[name], "value", None) for name in COUNTERS if name in found}
-    if COUNTERS[-1] in found:
-        values[COUNTERS[-1]] = list(found[COUNTERS[-1]].values)
-    return values | {"preemptions": found["vllm:num_preemptions"].value}
-
-
-def subtract(now: Any, before: Any) -> Any:
-    if isinstance(now, list):
-        return [a - b for a, b in zip(now, before or [0] * len(now), strict=True)]
-    return now - (before or 0)
+def counters(llm: Any) -> dict[str, int]:
+    """vLLM's counters of accepted tokens, of which there are none without a draft, and of preemptions."""
+    found = {metric.name: metric.value for metric in llm.get_metrics() if metric.name in COUNTERS.values()}
+    return {name: found.get(of_vllm, 0) for name, of_vllm in COUNTERS.items()}
 
 
 if __name__ == "__main__":
