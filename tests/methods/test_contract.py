@@ -13,26 +13,26 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import Qwen2Config
 
 from longspec import methods
 from longspec.config import Recipe, Runtime
 from longspec.decode.drafters import Drafter
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods.contract import Distribution, Method
-from longspec.models.target import load_target
 from longspec.states.declaration import top_k_of
-from longspec.states.forward import STATES_ATTENTION, TargetStates
+from longspec.states.forward import TargetStates
 from longspec.states.tensors import FINAL, TOP, token_shape
 from longspec.train.estimate.memory import setup_of
 from tests.refusals import refused
-from tests.targets import SHAPES, TARGETS, VOCABULARY
+from tests.targets import SHAPES, VOCABULARY, states_of
 from tests.workflow import made_up
 from tests.workflow.made_up import drafter as made_up_drafter
 from tests.workflow.made_up import method as made_up_method
 from tests.workflow.made_up import settings as made_up_settings
 
 ROWS, LENGTH, POSITIONS = 3, 20, 4096
+CONFIG = Qwen2Config(**SHAPES | {"num_hidden_layers": 3})  # as many layers as any method reads
 IDS = tuple(range(0, VOCABULARY, 2))  # of a draft vocabulary
 BLOCKS = {"layers": [1, 2], "depth": 2, "block_size": 4}
 WHOLE = {"layers": [0, 1, 2], "vocabulary": None}
@@ -92,20 +92,9 @@ def method_of(recipe: Any) -> tuple[Method, Any]:
     return methods.method_of(recipe, None if size is None else DraftVocabulary(IDS, VOCABULARY, "", {}))
 
 
-@pytest.fixture(scope="session", params=["qwen2"])
-def target_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a target with as many layers as any method reads."""
-    config = type(TARGETS[request.param])(**SHAPES | {"num_hidden_layers": 3})
-    folder = tmp_path_factory.mktemp(request.param)
-    torch.manual_seed(7)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return str(folder)
-
-
 @pytest.fixture
-def states(target_path: str) -> TargetStates:
-    config = AutoConfig.from_pretrained(target_path)
-    return TargetStates(load_target(target_path, config, torch.float32, STATES_ATTENTION))
+def states() -> TargetStates:
+    return states_of(CONFIG)
 
 
 @pytest.fixture
@@ -311,14 +300,13 @@ def test_weights_come_back_from_their_file(recipe: Any, trainer: Any, states: Ta
             method.check_state(planned, faulty, "here")
 
 
-def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any, target_path: str) -> None:
+def test_its_drafter_reads_what_the_target_has(recipe: Any, trainer: Any) -> None:
     method, settings = method_of(recipe)
     drafter = methods.drafter(method.name, trainer.states.target, trainer.draft_model, settings)
     assert isinstance(drafter, Drafter)
     drafter.check(trainer.states.target)
-    other = load_target(target_path, trainer.states.config, torch.float32, STATES_ATTENTION)
     with refused("draft: this drafter", "another target"):
-        drafter.check(other)
+        drafter.check(states_of(CONFIG).target)
 
 
 def test_a_vocabulary_goes_one_way(recipe: Any, trainer: Any, states: TargetStates) -> None:
