@@ -21,14 +21,12 @@ from longspec.models.attention import sdpa
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.eager import EAGER
 from tests.methods import dflash_reference as reference
-from tests.methods.test_eagle3 import compare, compare_steps, masked, packed_row, text_of
+from tests.methods.test_eagle3 import REDUCED, compare, compare_steps, masked, packed_row, text_of
 from tests.targets import SHAPES, VOCABULARY, states_of
 
 FOUR = SHAPES | {"num_hidden_layers": 4}
 CONFIGS = {"llama": LlamaConfig(**FOUR), "qwen3": Qwen3Config(**FOUR, head_dim=16)}
 LAYERS = (1, 3)
-IDS = tuple(range(1, VOCABULARY, 2))
-REDUCED = {"vocabulary": len(IDS), "ids": IDS, "target_vocabulary": VOCABULARY}
 SMALL = {"layers": LAYERS, "depth": 2, "block_size": 4, "mask_token": 5, "gamma": 2.0}
 
 
