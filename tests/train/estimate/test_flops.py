@@ -130,9 +130,8 @@ def test_the_documents_of_packed_rows(corpus: Corpus) -> None:
 
 def test_a_rows_numbers(corpus: Corpus) -> None:
     """Speed, operations of the whole global batch on both ranks, utilisation against both ranks' peak."""
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    config = Qwen2Config(hidden_size=32, intermediate_size=48, num_hidden_layers=2, **heads)
-    rows, recipe = PackedRows(corpus.answers), compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
+    config, rows = CONFIGS["qwen2"], PackedRows(corpus.answers)
+    recipe = compose("train", ["run=demo", "recipe.global_batch=6"]).recipe
     ranks, runtime = Ranks(0, 0, 2), OmegaConf.structured(Runtime(peak_tflops=2.0))
     batches = StepBatches(TrainedRows(rows), recipe, 1, ranks, 4096)
     made = {"step": 3, "tokens": 6 * rows.sequence_length, "seconds": 1.5}
