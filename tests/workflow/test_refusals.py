@@ -104,11 +104,6 @@ def test_the_message_names_the_key_and_the_fix(files: Settings, case: str) -> No
     assert not list(files.folder.rglob("INJECTED"))
 
 
-def test_the_files_as_they_stand_make_a_plan(files: Settings) -> None:
-    """Else every case above would be refused for a reason of its own."""
-    assert files.plan().runs == ["demo"]
-
-
 def test_snakemake_does_not_run_a_file_as_a_template(workflow: Workflow) -> None:
     path, pattern, new, *told = CASES["a file that runs code"]
     workflow.edit(path, pattern, new)
