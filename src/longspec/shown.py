@@ -11,10 +11,11 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -118,6 +119,16 @@ def start_logging(form: str, stream: TextIO | None = None) -> None:
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Formatter(form, "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def run_verb(room: str, verbs: Collection[str], usage: str | None) -> NoReturn:
+    """Run the verb that the command line names, a module of its own in its room: a gate or a login node imports no torch."""
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb in verbs:
+        sys.exit(import_module(f"longspec.{room}.{verb}").main(sys.argv[2:]))
+    is_asked = verb in ("-h", "--help")
+    print(usage, file=sys.stdout if is_asked else sys.stderr)
+    sys.exit(0 if is_asked else 2)
 
 
 def add_verb(verbs: Any, name: str, purpose: str, **defaults: Any) -> ArgumentParser:

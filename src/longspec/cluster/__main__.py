@@ -6,21 +6,12 @@ resume      after the controlling Snakemake was killed: wait for its jobs or can
 preflight   check on an allocated node what a job of days needs
 """
 
-import importlib
-import sys
+from functools import partial
+
+from longspec.shown import run_verb
 
 VERBS = ("launch", "status", "resume", "preflight")
-
-
-def main() -> int:
-    """Run one verb; each is a module of its own, so that a login node imports no torch."""
-    verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if verb not in VERBS:
-        print(__doc__, file=sys.stdout if verb in ("-h", "--help") else sys.stderr)
-        return 0 if verb in ("-h", "--help") else 2
-    code: int = importlib.import_module(f"longspec.cluster.{verb}").main(sys.argv[2:])
-    return code
-
+main = partial(run_verb, "cluster", VERBS, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
