@@ -99,7 +99,7 @@ def train_step(
         "tokens": batches.recipe.global_batch * batches.rows.sequence_length,
         "data_seconds": waited,
         **{name: int(count) for name, count in zip(counts, counted, strict=True)},
-        **batches.labels_by_source(step),
+        **batches.rows.labels_by_source(batches.row_numbers(step)),
     }
 
 

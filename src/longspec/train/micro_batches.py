@@ -11,7 +11,7 @@ from torch import Tensor
 
 from longspec.config import Recipe
 from longspec.config.schema import shares_of
-from longspec.data.pack.arrow_shards import count_labels
+from longspec.data.pack.arrow_shards import count_labels, stacked
 from longspec.data.schedule import TrainedRows
 from longspec.distributed import Ranks
 from longspec.methods import method_of
@@ -46,10 +46,6 @@ class StepBatches:
         """Count trained tokens of the whole global batch."""
         return count_labels(self.rows.find, self.row_numbers(step))
 
-    def labels_by_source(self, step: int) -> dict[str, dict[str, int]]:
-        """Count trained tokens of the whole global batch, as TrainedRows does, where they are of several sources."""
-        return self.rows.labels_by_source(self.row_numbers(step))
-
     def micro_batches(self, step: int) -> list[np.ndarray]:
         """Return row numbers of each of this rank's micro batches."""
         share = self.row_numbers(step)[self.ranks.rank :: self.ranks.world_size]
@@ -61,18 +57,14 @@ class StepBatches:
         rows = [self.rows[number] for number in numbers]
         plain = [(number, row.position_ids_S) for number, row in zip(numbers, rows, strict=True)]
         positions, draws = self.method.draws(self.settings, self.recipe.seed, step, plain, self.target_positions)
-
-        def tensor(arrays: list[np.ndarray]) -> Tensor:
-            return torch.from_numpy(np.stack(arrays).astype(np.int64))
-
         # Trailing padding needs no mask: causality hides it from every token before it.
-        packed = any(row.document_ids_S.max() > 0 for row in rows)
-        labels = [np.where(row.loss_mask_S > 0, row.input_ids_S, NO_LABEL) for row in rows]
+        document_ids_BS = stacked(rows, "document_ids_S")
+        input_ids_BS = stacked(rows, "input_ids_S")
         return {
-            "input_ids": tensor([row.input_ids_S for row in rows]),
-            "labels": tensor(labels),
-            "position_ids": tensor(positions),
-            "document_ids": tensor([row.document_ids_S for row in rows]) if packed else None,
+            "input_ids": torch.from_numpy(input_ids_BS),
+            "labels": torch.from_numpy(np.where(stacked(rows, "loss_mask_S") > 0, input_ids_BS, NO_LABEL)),
+            "position_ids": torch.from_numpy(np.stack(positions).astype(np.int64)),
+            "document_ids": torch.from_numpy(document_ids_BS) if document_ids_BS.max() > 0 else None,
             "row_numbers": torch.tensor(numbers),
             **draws,
         }
