@@ -187,7 +187,7 @@ def test_the_whole_is_its_parts() -> None:
         for place in range(length):
             for slot in range(W):
                 pairs += sum(place + slot - key < window for key in range(place)) + slot + 1
-    of_layers, of_head = dflash_method.operations(config, settings, 40, [9, 22, 9], 40, with_llm_loss=True)
+    of_layers, of_head = dflash_method.operations(config, settings, 40, [9, 22, 9], 40, with_teacher=True)
     projection = dflash_method.projection_operations(config, settings, 40)
     assert of_layers == pytest.approx(projection + dflash_method.block_operations(config, settings, 40 * W, pairs))
     assert of_head == dflash_method.head_operations(config, settings, 40 * (W - 1), with_teacher=True)

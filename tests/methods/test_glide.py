@@ -191,7 +191,7 @@ def test_documents_do_not_see_each_other(lag_mode: str, cross: int) -> None:
     """Without tokens there are no products but those of the attention."""
     draft = Draft(anchors="off", lag_mode=lag_mode, lag=3, block=4, window=5)
     own = seen(9, window=5) + 2 * seen(20, window=5)
-    of_layer, of_head = method.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_llm_loss=True)
+    of_layer, of_head = method.operations(CONFIG, draft, 0, [20, 9, 20], 0, with_teacher=True)
     assert of_layer == HIDDEN * (12 * own + 8 * cross)
     assert of_head == 0
 

@@ -181,19 +181,12 @@ class Method(Protocol):
         """Memory of a micro batch of so many tokens; top_k: so many likeliest tokens take the place of `final`."""
 
     def operations(
-        self,
-        config: Any,
-        settings: Any,
-        tokens: int,
-        documents: Iterable[int],
-        labels: int,
-        *,
-        with_llm_loss: bool,
-        top_k: int | None = None,
+        self, config: Any, settings: Any, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
     ) -> tuple[float, float]:
         """Floating-point operations of so many tokens in documents of these lengths, of which `labels` are trained.
 
-        They are those of the layer's forward and backward, and those of the products with the head. top_k as of memory.
+        They are those of the layer's forward and backward, and those of the products with the head. with_teacher: the logits of
+        the target are made, of `final`.
         """
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:

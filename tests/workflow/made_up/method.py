@@ -111,15 +111,7 @@ class MadeUpMethod(Method):
         return DraftMemory(kept=2 * width, losses=loss_bytes(config.vocab_size, tokens, device) + 3 * width, backward=width)
 
     def operations(
-        self,
-        config: Any,
-        settings: Any,
-        tokens: int,
-        documents: Iterable[int],
-        labels: int,
-        *,
-        with_llm_loss: bool,
-        top_k: int | None = None,
+        self, config: Any, settings: Any, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
     ) -> tuple[float, float]:
         """The product and its weight's gradient; the draft's logits, their gradient, and the target's logits."""
         hidden = config.hidden_size

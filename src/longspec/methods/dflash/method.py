@@ -56,14 +56,7 @@ def head_operations(config: Any, settings: Settings, predicted: int, *, with_tea
 
 
 def operations(
-    config: Any,
-    settings: Settings,
-    tokens: int,
-    documents: Iterable[int],
-    labels: int,
-    *,
-    with_llm_loss: bool,
-    top_k: int | None = None,
+    config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
     """All layers and the heads' products, as if every slot had a label, and anchors were spread evenly over documents.
 
@@ -75,7 +68,6 @@ def operations(
     text = sum(times * causal_pairs(length, most, 1) for length, times in Counter(documents).items() for most in back)
     own = slots * (slots if window is None else (slots + 1) / 2)
     of_layers = block_operations(config, settings, blocks * slots, blocks * (text / max(1, tokens) + own))
-    with_teacher = top_k is None and (settings.loss != HARD or with_llm_loss)
     of_head = head_operations(config, settings, blocks * settings.predicted, with_teacher=with_teacher)
     return projection_operations(config, settings, tokens) + of_layers, of_head
 

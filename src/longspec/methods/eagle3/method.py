@@ -46,14 +46,7 @@ def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> 
 
 
 def operations(
-    config: Any,
-    settings: Settings,
-    tokens: int,
-    documents: Iterable[int],
-    labels: int,
-    *,
-    with_llm_loss: bool,
-    top_k: int | None = None,
+    config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
     """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
 
@@ -66,7 +59,7 @@ def operations(
             window = None if settings.sliding_window is None else settings.sliding_window - 1 - step
             pairs[step] += times * (causal_pairs(length, window) + step * length)  # the text's, and the chain's own
     of_steps = sum(step_operations(layer_config(config, settings), tokens, pairs[step]) for step in steps)
-    of_head = head_operations(config, settings, labels if top_k is None else 0, settings.steps * labels)
+    of_head = head_operations(config, settings, labels if with_teacher else 0, settings.steps * labels)
     return projection_operations(config, settings, tokens) + of_steps, of_head
 
 

@@ -69,14 +69,7 @@ def cross_pairs(length: int, draft: Draft) -> float:
 
 
 def operations(
-    config: Any,
-    settings: Draft,
-    tokens: int,
-    documents: Iterable[int],
-    labels: int,
-    *,
-    with_llm_loss: bool,
-    top_k: int | None = None,
+    config: Any, settings: Draft, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
     """Forward and backward of the layer, and the vocabulary's products on the trained tokens.
 
@@ -84,7 +77,6 @@ def operations(
     two; in the cross attention two, since keys and values are the frozen target's. The head has the draft's logits, their
     gradient, and the target's logits where there is a teacher: for soft labels, and for the target's own loss.
     """
-    with_teacher = top_k is None and (settings.loss != "hard" or with_llm_loss)
     width = head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
     own = cross = 0.0

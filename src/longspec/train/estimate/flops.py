@@ -19,6 +19,7 @@ from longspec.methods.contract import Method
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width
 from longspec.states.forward import depth_of
+from longspec.states.tensors import FINAL
 
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
 # a name comes before those that it contains: "H100 PCIe" before "H100".
@@ -100,10 +101,10 @@ def operations(
     tokens: of all rows, padding included; documents: their lengths; labels: trained tokens; states: of the recipe, None =
     online; with_llm_loss: whether the target's own loss is measured, without which less of it may be needed.
     """
-    top_k = None if states is None else states.top_k
     reads = method.reads(config, settings, with_llm_loss=with_llm_loss)
     depth = depth_of(reads, config.num_hidden_layers)
-    layer, head = method.operations(config, settings, tokens, documents, labels, with_llm_loss=with_llm_loss, top_k=top_k)
+    with_teacher = FINAL in reads and (states is None or states.top_k is None)
+    layer, head = method.operations(config, settings, tokens, documents, labels, with_teacher=with_teacher)
     if states is not None and states.source == OFFLINE:
         return Operations(0.0, layer, head)
     pairs = target_pairs(documents, config, depth[0])
