@@ -149,12 +149,7 @@ def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
 
 
 def save(
-    engine: Any,
-    folder: Path,
-    state: dict[str, Any],
-    ranks: Ranks,
-    check_owner: Callable[[], None] = lambda: None,
-    record: Callable[[], None] = lambda: None,
+    engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, check_owner: Callable[[], None], record: Callable[[], None]
 ) -> int:
     """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
 
