@@ -45,13 +45,7 @@ class Journal(AbstractContextManager["Journal"]):
     """
 
     def __init__(
-        self,
-        path: Path,
-        identity: Identity,
-        ranks: Ranks = ALONE,
-        *,
-        of: str = "an unfinished evaluation",
-        aside: bool = False,
+        self, path: Path, identity: Identity, ranks: Ranks, *, of: str = "an unfinished evaluation", aside: bool = False
     ) -> None:
         self.path = path
         self._handle: TextIO | None = None  # on rank 0

@@ -15,6 +15,7 @@ from longspec.atomic_files import sha256_file, write_json, write_text
 from longspec.config import compose_stage, to_yaml
 from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.lookup import WithLookup
+from longspec.distributed import ALONE
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.journal import Journal
 from longspec.measure import evaluate as verb
@@ -260,7 +261,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
     path = tmp_path / "x.unfinished.jsonl"
     path.write_text('{"identity": {"a": 1}}\n{"task": \n{"task": "t"}\n')
     with refused(f"{path}: line 2", "JSON", "remove"):
-        Journal(path, {"a": 1})
+        Journal(path, {"a": 1}, ALONE)
 
 
 def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
