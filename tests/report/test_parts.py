@@ -19,7 +19,7 @@ def variant(tmp_path_factory: pytest.TempPathFactory) -> Variant:
     """The demo's published variant."""
     folder = tmp_path_factory.mktemp("variant")
     write_variant(folder, "sinkpi-slicing", SETTINGS)
-    return read_variant("sinkpi-slicing", folder, parse(SETTINGS))
+    return read_variant("sinkpi-slicing", folder, parse(SETTINGS), None, "evaluation", {})
 
 
 def test_the_recipe_table_marks_what_changes(variant: Variant) -> None:

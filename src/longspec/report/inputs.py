@@ -93,12 +93,7 @@ def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
 
 
 def read_variant(
-    name: str,
-    folder: Path,
-    settings: Settings,
-    vocabulary: Path | None = None,
-    measured: str = "evaluation",
-    records: Mapping[str, Collection[int]] | None = None,
+    name: str, folder: Path, settings: Settings, vocabulary: Path | None, measured: str, records: Mapping[str, Collection[int]]
 ) -> Variant:
     """Read all of a variant's files; `vocabulary`: that of its draft, where it has one; measured: the folder of measurements.
 
@@ -106,7 +101,7 @@ def read_variant(
     """
     provenance = read_provenance(folder)
     stages = [read_stage(folder / stage) for stage in provenance["order"]]
-    left_out = {task: (records or {}).get(data, ()) for task, data in settings.data.items()}
+    left_out = {task: records.get(data, ()) for task, data in settings.data.items()}
     begun_with = [] if stages[0].recipe.init is None else [IMPORTED]
     beside = [] if settings.with_lookup is None else [WITH_LOOKUP]
     drafters = {}
