@@ -56,14 +56,7 @@ def chain_cross_entropy(
 
 
 def chain_bytes(
-    target_vocabulary: int,
-    vocabulary: int,
-    steps: int,
-    tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    sparse: bool = False,
+    target_vocabulary: int, vocabulary: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device, *, sparse: bool
 ) -> int:
     """Bytes of the logits that are alive at once while the losses of so many tokens are taken.
 
