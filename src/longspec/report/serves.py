@@ -6,16 +6,19 @@ are: workflow/serves.py.
 
 import argparse
 import json
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from longspec import shown
 from longspec.atomic_files import write_json, write_text
 from longspec.config.names import FINAL
 from longspec.engines import ENGINES, OURS
-from longspec.measure import positions
-from longspec.measure.estimates import acceptance, ratio_of
-from longspec.measure.lines import Evaluation, check_pairs, fault_in, figures, read
+from longspec.measure.estimates import acceptance, ratio_of, too_few
+from longspec.measure.lines import FAULT, Evaluation, check_pairs, fault_in, figures, read
 from longspec.measure.tasks import parse
 from longspec.report.inputs import Stage, read_provenance, read_stage
 from longspec.report.page import environment
@@ -23,6 +26,67 @@ from longspec.shown import named_path
 
 Row = dict[str, Any]
 TITLES = {OURS: f"{OURS}, our loop"} | {name: engine.title for name, engine in ENGINES.items()}
+# A position's acceptance: of the rounds that kept all drafted tokens before it, the share that kept it too. Suffix: P prompts.
+LESS = 0.02  # share of our acceptance that an engine may lose
+SHARE, LENGTH = "acceptance", "acceptance length"  # what a row of the gate compares
+
+
+def on_tasks(found: Evaluation, tasks: Collection[str]) -> Evaluation:
+    """Return the measurements of some tasks, of the main setting."""
+    chosen_P = np.isin(found["task"], list(tasks))
+    lines = [line for line in found.main_lines if line["task"] in tasks]
+    columns = {name: column_P[chosen_P] for name, column_P in found.columns.items()}
+    return Evaluation(found.path, columns, {next(iter(found.by_setting)): lines})
+
+
+def depth(found: Evaluation) -> int:
+    """Return the number of drafted tokens of a round."""
+    return len(found.main_lines[0]["positions"])
+
+
+def ratio(over: str, under: str, *found: Evaluation) -> Row | None:
+    """Return a ratio of two columns over all prompts; of two measurements the first less the second. None without a round."""
+    with suppress(ValueError):
+        return ratio_of(found[0].of_task(None), *((one, over, under) for one in found))
+    return None
+
+
+def judge(title: str, ours: Evaluation, served: Evaluation) -> list[Row]:
+    """Return a row for each position, and one for the tokens of a round: ours, the engine's, share lost, verdict.
+
+    A row fails where the whole 95 % interval of the difference, record by record, lies below -LESS of ours. `passed` is None
+    where too few records were measured, and `why` says so. The rows are those of measure/gates.py.
+    """
+    asked = [(f"token {place + 1}", SHARE, f"kept {place}", f"reached {place}") for place in range(depth(ours))]
+    rows = []
+    for what, figure, over, under in [*asked, ("tokens a round", LENGTH, "new_tokens", "rounds")]:
+        before, after, apart = (ratio(over, under, *found) for found in ([ours], [served], [served, ours]))
+        row = _row(title, what, figure)
+        if before is None or after is None or apart is None:
+            rows.append(row | {"after": after, "why": f"no round of {'ours' if before is None else title} came so far"})
+            continue
+        lost, why = 1 - after["mean"] / before["mean"] if before["mean"] else 0.0, too_few(apart)
+        passed = None if why else bool(apart["high"] >= -LESS * before["mean"])
+        rows.append(row | {"before": before, "after": after, "lost": lost, "difference": apart, "passed": passed, "why": why})
+    return rows
+
+
+def _row(title: str, what: str, figure: str) -> Row:
+    """Return a comparison before anything is compared."""
+    row: Row = {"gate": title, "task": None, "what": what, "figure": figure, "limit": LESS}
+    return row | dict.fromkeys(("before", "after", "lost", "difference", "passed"))
+
+
+def unmeasured(title: str, fault: Row) -> Row:
+    """Return the row of an engine that has no measurements: not judged where it refuses, failed where its text is wrong."""
+    passed = False if fault["failed"] else None
+    return _row(title, "measurement", SHARE) | {"passed": passed, "why": fault[FAULT]}
+
+
+def same_texts(ours: Evaluation, served: Evaluation) -> int:
+    """Return how many prompts have the same text in both; texts part after a near-tie, and where rounding differs."""
+    pairs = zip(ours.main_lines, served.main_lines, strict=True)
+    return sum(all(a == b for a, b in zip(one["tokens"], other["tokens"], strict=False)) for one, other in pairs)
 
 
 def training_row(stage: Stage, places: int) -> Row | None:
@@ -40,10 +104,10 @@ def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
     all_P = found.of_task(None)
     return figures(found.main_lines) | {
         "engine": name,
-        "positions": [positions.ratio(f"kept {place}", f"reached {place}", found) for place in range(positions.depth(found))],
+        "positions": [ratio(f"kept {place}", f"reached {place}", found) for place in range(depth(found))],
         "tokens": acceptance(found, all_P),
         "speed_up": ratio_of(all_P, (found, "seconds_plain", "seconds_speculative")),
-        "same_texts": positions.same_texts(ours, found),
+        "same_texts": same_texts(ours, found),
     }
 
 
@@ -54,11 +118,11 @@ def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:
         by_tasks.setdefault(tuple(dict.fromkeys(found["task"].tolist())), []).append(name)
     made = []
     for tasks, names in (by_tasks or {tuple(dict.fromkeys(ours["task"].tolist())): []}).items():
-        own = positions.on_tasks(ours, tasks)
+        own = on_tasks(ours, tasks)
         for name in names:
             check_pairs(own, served[name])
         rows = [engine_row(OURS, own, own), *(engine_row(name, served[name], own) for name in names)]
-        gates = [row for name in names for row in positions.judge(TITLES[name], own, served[name])]
+        gates = [row for name in names for row in judge(TITLES[name], own, served[name])]
         made.append({"tasks": list(tasks), "prompts": len(own["task"]), "rows": rows, "gates": gates})
     return made
 
@@ -76,8 +140,8 @@ def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
     return {
         "method": str(stage.recipe.method.name),
         "stage": stage.name,
-        "chain": positions.depth(ours),
-        "training": training_row(stage, positions.depth(ours)),
+        "chain": depth(ours),
+        "training": training_row(stage, depth(ours)),
         "groups": groups(ours, found),
         "unmeasured": {name: standing["why"] for name, standing in standings.items() if standing["why"]},
         "faults": {name: fault | {"file": str(measured[name])} for name, fault in faults.items()},
@@ -90,7 +154,7 @@ def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str,
     found = {variant: variant_numbers(folder, standings[variant]) for variant, folder in folders}
     gates = {
         variant: [row for group in held["groups"] for row in group["gates"]]
-        + [positions.unmeasured(TITLES[name], fault) for name, fault in held["faults"].items()]
+        + [unmeasured(TITLES[name], fault) for name, fault in held["faults"].items()]
         for variant, held in found.items()
     }
     return {"run": run, "variants": found, "gates": gates}
@@ -108,7 +172,7 @@ def main(arguments: list[str] | None = None) -> None:
         numbers = page_numbers(options.run, options.variant, options.standings)
         write_json(options.out.with_suffix(".json"), numbers)
         page = environment().get_template("report/pages/serves.html.j2")
-        write_text(options.out, page.render(**numbers, titles=TITLES, ours=OURS, less=positions.LESS))
+        write_text(options.out, page.render(**numbers, titles=TITLES, ours=OURS, less=LESS))
 
 
 if __name__ == "__main__":
