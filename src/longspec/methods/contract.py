@@ -38,8 +38,8 @@ None: the layout's choice, for texts of at most `context` tokens, None: of any l
 key, for what the program cannot represent.
 
 A further module published.py reads drafts that others published: read_published(folder, config, target's configuration, a
-function that reads the target's embeddings) -> (state dict of the layer, settings); settings.py then has PUBLISHED too, a part
-of the architectures' names in their config.json.
+function that reads the target's embeddings) -> (state dict of the layer, settings). It raises ValueError with file, key and
+both values for what we cannot represent. settings.py then has PUBLISHED too, a part of the architectures' names in config.json.
 
 Shapes: B rows, S tokens.
 """

@@ -36,11 +36,7 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
-    """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
-
-    config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
-    what we cannot represent.
-    """
+    """Read a published draft as methods/contract.py says."""
     draft = Published.of(folder, config, target, Qwen3Config, "dflash_config")
     found, file = draft.found, draft.file
     with telling_damage(file, "is no configuration of a draft"):

@@ -40,11 +40,7 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
-    """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
-
-    config: of its config.json; embeddings: reads the target's, [T, H]. Raises ValueError with file, key and both values for
-    what we cannot represent.
-    """
+    """Read a published draft as methods/contract.py says."""
     draft = Published.of(folder, config, target, LlamaConfig, "eagle_config")
     draft.check(REPRESENTED)
     inputs, outputs = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)
