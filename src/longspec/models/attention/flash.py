@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from longspec.models.attention.sdpa import Part
 from longspec.models.attention.visibility import Segment, Visibility
 from longspec.shown import brief
 
@@ -81,10 +82,8 @@ def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Ten
     return seen_BQKD.transpose(1, 2), log_sum_BKQ
 
 
-def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
-    """A text, or its last S tokens, over all of it: output [B, N, S, D] and log-sum-exp [B, N, S], 0 and -inf for a query that
-    sees no key.
-    """
+def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
+    """A text, or its last S tokens, over all of it."""
     rows, heads, tokens, width = q_BNSD.shape
     wide = torch.promote_types(q_BNSD.dtype, torch.float32)
     calls = _calls(q_BNSD, k_BKTD, visibility)
@@ -100,13 +99,7 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
 
 
 def text_gradients(
-    grad_BNSD: Tensor,
-    q_BNSD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
-    whole: tuple[Tensor, Tensor],
-    visibility: Visibility,
-    scale: float,
+    grad_BNSD: Tensor, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, whole: Part, visibility: Visibility, scale: float
 ) -> tuple[Tensor, ...]:
     """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
     width, lse_NP = q_BNSD.shape[-1], whole[1].transpose(0, 1).flatten(1)
