@@ -19,7 +19,7 @@ from longspec.decode.prefill import prefill
 from longspec.decode.sampling import Sampler
 from longspec.decode.speculate import speculate
 from longspec.distributed import end_at_once, find_ranks
-from longspec.models.target import load_target, split_over
+from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.process_group import join
 from tests.decode.models import METHODS, make_drafter
@@ -59,7 +59,7 @@ def texts(target: Any, apart: int = 0) -> dict[str, Any]:
 def main(folder: str, apart: int, path: str) -> None:
     ranks = find_ranks()
     join(ranks, timeout_minutes=2)
-    target = load_target(path, read_target_config(path), torch.float64, split=split_over(ranks.world_size))
+    target = load_target(path, read_target_config(path), torch.float64, ranks=ranks.world_size)
     own = sum(parameter.to_local().numel() for parameter in target.parameters() if hasattr(parameter, "to_local"))
     told = {"texts": texts(target, apart * ranks.rank), "split": own}
     Path(folder, f"{ranks.rank}.json").write_text(json.dumps(told))

@@ -56,26 +56,20 @@ def without_layers(config: PretrainedConfig) -> Any:
     return without
 
 
-def load_target(
-    path: str,
-    config: PretrainedConfig,
-    dtype: torch.dtype,
-    attention: str | None = None,
-    split: DistributedConfig | None = None,
-) -> Any:
+def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str | None = None, ranks: int = 1) -> Any:
     """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
 
-    `attention` is the name of a registered implementation; None: transformers chooses. split: over the ranks of the process
-    group, as of tensor_parallel.split_over, each part on its rank's own device. Raises ValueError for a target that is not
-    supported, or cannot be split so, and for a damaged file of weights.
+    `attention` is the name of a registered implementation; None: transformers chooses. ranks: those of the process group,
+    where they share it, each part on its rank's own device. Raises ValueError for a target that is not supported, or cannot be
+    split so, and for a damaged file of weights.
     """
     check_target(config, f"{path}/config.json")
     for file in sorted(Path(path).glob("*.safetensors")):  # of a hub name there are none: the hub's client checks what it loads
         open_safetensors(file)
     spread: dict[str, Any] = {}
-    if split is not None:
-        check_splits(config, split.tp_size, f"{path}/config.json")
-        spread = {"distributed_config": split}
+    if ranks > 1:
+        check_splits(config, ranks, f"{path}/config.json")
+        spread = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")}
     # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
     target = AutoModelForCausalLM.from_pretrained(
         path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False, **spread
@@ -129,7 +123,7 @@ def place_target(path: str, dtype: torch.dtype, ranks: Ranks) -> Any:
     """
     config = read_target_config(path)
     if ranks.world_size > 1:
-        return load_target(path, config, dtype, split=split_over(ranks.world_size))
+        return load_target(path, config, dtype, ranks=ranks.world_size)
     return load_target(path, config, dtype).to(own_device(ranks))
 
 
@@ -162,11 +156,6 @@ def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
     if not plan and ranks > 1:
         return None
     return get_kv_heads_per_rank(plan, config.num_key_value_heads, ranks)
-
-
-def split_over(ranks: int) -> DistributedConfig:
-    """What from_pretrained is told to load a rank's part alone, onto the rank's device."""
-    return DistributedConfig(tp_size=ranks, tp_plan="auto")
 
 
 def group_of(target: Any) -> Group | None:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 from longspec.atomic_files import read_json
 from longspec.config import PARTITIONED, TENSOR_PARALLEL, differences
 from longspec.models.attention.backends import choose
-from longspec.models.target import check_splits, head_width, load_target, split_over, without_layers
+from longspec.models.target import check_splits, head_width, load_target, without_layers
 from longspec.models.target_config import CONFIG
 from longspec.states.declaration import decode
 from longspec.states.forward import STATES_ATTENTION, TargetStates
@@ -169,8 +169,8 @@ def load_states(
         return _load_partitioned(path, config, dtype, attention, runtime.target_chunk)
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     check_ranks(config, runtime, ranks)
-    split = split_over(ranks) if runtime.target == TENSOR_PARALLEL and ranks > 1 else None
-    return TargetStates(load_target(path, config, dtype, STATES_ATTENTION, split), runtime.target_chunk, attention)
+    target = load_target(path, config, dtype, STATES_ATTENTION, ranks if runtime.target == TENSOR_PARALLEL else 1)
+    return TargetStates(target, runtime.target_chunk, attention)
 
 
 def _load_partitioned(path: str, config: Any, dtype: torch.dtype, attention: str, chunk: int | None) -> TargetStates:
