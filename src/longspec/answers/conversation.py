@@ -200,6 +200,7 @@ class Asker:
 
     def __init__(self, tokenizer: Any, target: Path, positions: int, settings: Regenerate, key: str) -> None:
         room = room_for_prompts(settings, positions, key)
+        self.target, self.settings = target, settings
         self.longest = settings.longest_prompt or room
         self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
         self.tokens = 1 + max(tokenizer.get_vocab().values())

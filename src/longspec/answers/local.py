@@ -5,7 +5,6 @@ Shapes: B rows, S new tokens, T tokens of prompt and answer, V vocabulary.
 
 from collections.abc import Collection, Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,9 +38,7 @@ def batches(conversations: list[Conversation], lengths: dict[Key, int], settings
     return made
 
 
-def answered(
-    conversations: list[Conversation], done: set[Key], path: Path, settings: Regenerate, asker: Asker, ranks: Ranks
-) -> Iterator[list[Conversation]]:
+def answered(conversations: list[Conversation], done: set[Key], asker: Asker, ranks: Ranks) -> Iterator[list[Conversation]]:
     """Yield those that are not done yet, a batch at a time; every rank yields the same.
 
     ranks: that have joined to hold the target together, which is loaded for the first batch.
@@ -49,17 +46,18 @@ def answered(
     lengths = asker.first_lengths([each for each in conversations if not each.end])
     yield [each for each in conversations if each.end and each.key not in done]
     target: Any = None
-    for batch in batches([each for each in conversations if not each.end], lengths, settings):
+    for batch in batches([each for each in conversations if not each.end], lengths, asker.settings):
         if all(each.key in done for each in batch):
             continue
         with within_memory("answer"):
-            target = target or place_target(str(path), resolve_dtype(settings.precision), ranks)
-            answer(batch, target, settings, asker)
+            target = target or place_target(str(asker.target), resolve_dtype(asker.settings.precision), ranks)
+            answer(batch, target, asker)
         yield [each for each in batch if each.key not in done]
 
 
-def answer(batch: list[Conversation], target: Any, settings: Regenerate, asker: Asker) -> None:
+def answer(batch: list[Conversation], target: Any, asker: Asker) -> None:
     """Answer conversations to their ends, turn by turn."""
+    settings = asker.settings
     while going := [each for each in batch if not each.end]:
         prompts = zip(going, asker.prompts(going), strict=True)
         asked = [(each, prompt) for each, prompt in prompts if prompt is not None]

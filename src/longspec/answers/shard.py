@@ -132,7 +132,7 @@ def make(
             out.unlink(missing_ok=True)
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
         with Journal(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
-            tally = _answer(conversations, journal, folder, settings, asker, endpoint, ranks)
+            tally = _answer(conversations, journal, asker, endpoint, ranks)
         manifest = identity | tally.describe()
         if ranks.is_main:
             manifest |= {"files": describe_files(out.parent, [JOURNAL])}
@@ -153,16 +153,10 @@ def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
 
 
 def _answer(
-    conversations: list[Conversation],
-    journal: Journal,
-    target: Path,
-    settings: Regenerate,
-    asker: Asker,
-    endpoint: client.Client | None,
-    ranks: Ranks,
+    conversations: list[Conversation], journal: Journal, asker: Asker, endpoint: client.Client | None, ranks: Ranks
 ) -> Tally:
     """Write a line of the journal for each conversation that did not fail; a server of the job's own lives as long."""
-    lines = journal.lines or []
+    settings, lines = asker.settings, journal.lines or []
     done = {(name, number) for name, number in (line["record"] for line in lines)}
     tally = Tally(len(conversations), lines)
     left = [each for each in conversations if each.key not in done]
@@ -172,11 +166,11 @@ def _answer(
         if settings.engine != ENDPOINT:
             from longspec.answers import local  # torch, which no server needs
 
-            answered = local.answered(conversations, done, target, settings, asker, ranks)
+            answered = local.answered(conversations, done, asker, ranks)
         elif left:  # else a server would be started for nothing
             if endpoint is None:
                 printed = journal.path.with_name(PRINTED)
-                started = server.started(settings.server or "", target, settings.server_minutes, printed)
+                started = server.started(settings.server or "", asker.target, settings.server_minutes, printed)
                 endpoint = client.Client(stack.enter_context(started), settings)
                 endpoint.find_model()
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
