@@ -126,12 +126,13 @@ def export(options: argparse.Namespace) -> None:
     """Write a draft folder in another program's layout, and its target if asked. What vLLM loads as it is needs none."""
     from longspec.draft.layouts import write_layout
     from longspec.methods.draft_files import find_target, read_draft_config
-    from longspec.target.layouts import checked_layout, write_target
 
     found = None if options.target is None else read_draft_config(options.folder)
     named = "" if found is None else found[1]["target_path"]
     target = None if found is None else find_target(options.folder, named) or Path(named)
     if target is not None:  # before anything is written
+        from longspec.target.layouts import checked_layout, write_target  # torch, which no draft needs
+
         checked_layout(target, options.layout, options.target)
     write_layout(options.folder, options.layout, options.out, options.dtype, options.context)
     if target is not None:

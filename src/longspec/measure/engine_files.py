@@ -22,7 +22,6 @@ from longspec.methods import layouts_of, method_of
 from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
-from longspec.target.layouts import write_target
 
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}  # of a layout's weights
 
@@ -63,6 +62,8 @@ def loaded(
         if options.served_target is not None:
             model = str(options.served_target)
         elif engine.target_layout is not None:
+            from longspec.target.layouts import write_target  # gguf, for one engine alone
+
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
         yield {"model": model, "method": kind, "draft": None if draft is None else str(draft), "scratch": place}
