@@ -18,12 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from longspec.atomic_files import new_file, read_json
 from longspec.models.target import head_width
 
-DTYPES = {
-    "f32": GGMLQuantizationType.F32,
-    "f16": GGMLQuantizationType.F16,
-    "bf16": GGMLQuantizationType.BF16,
-    "q8_0": GGMLQuantizationType.Q8_0,
-}
+DTYPES = {name: GGMLQuantizationType[name.upper()] for name in ("f32", "f16", "bf16", "q8_0")}
 OF_TORCH = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
 # Names of ways to split text (tokenizer.ggml.pre); of several names for one way the first.
