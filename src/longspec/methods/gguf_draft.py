@@ -4,7 +4,6 @@ What llama.cpp's loaders of such drafts share (src/models/eagle3.cpp, dflash.cpp
 read, as `layers` are here; d2t has the target's tokens themselves; embeddings, and a missing head, are the target's.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,9 @@ from longspec.methods.own_layers import OwnLayersMethod
 from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models import gguf_writer
 
+# Tensors outside of layers.
+OUTSIDE = {"fc.weight": "fc.weight", "norm.weight": "output_norm.weight", "lm_head.weight": "output.weight", D2T: D2T}
+
 
 def read(folder: Path, method: OwnLayersMethod, context: int | None) -> ExportedDraft:
     """Read a draft folder, d2t absolute. Raises ValueError as of exported_draft.read."""
@@ -27,12 +29,13 @@ def read(folder: Path, method: OwnLayersMethod, context: int | None) -> Exported
     return draft
 
 
-def write(draft: ExportedDraft, outside: Mapping[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
+def write(draft: ExportedDraft, outside: dict[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
     """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
     written = gguf_writer.rope_factors(draft.config)
     name_of = gguf_writer.names_of(draft.config.num_hidden_layers)
+    names = OUTSIDE | outside
     for name, tensor in draft.tensors.items():
-        written[outside.get(name) or name_of(f"model.{name.replace('midlayer.', 'layers.0.', 1)}")] = tensor
+        written[names.get(name) or name_of(f"model.{name.replace('midlayer.', 'layers.0.', 1)}")] = tensor
     own = gguf_writer.layer_keys(draft.config, draft.folder / "config.json") | keys
     folder = draft.folder  # the target's tokenizer: the draft's own, else the target's
     if not (folder / "tokenizer.json").is_file():

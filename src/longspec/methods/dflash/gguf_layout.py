@@ -9,15 +9,8 @@ from pathlib import Path
 
 from longspec.methods import gguf_draft
 from longspec.methods.dflash.method import METHOD
-from longspec.methods.vocabulary_tensors import D2T
 
-OUTSIDE = {
-    "fc.weight": "fc.weight",
-    "hidden_norm.weight": "enc.output_norm.weight",
-    "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    D2T: D2T,
-}
+OUTSIDE = {"hidden_norm.weight": "enc.output_norm.weight"}
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:

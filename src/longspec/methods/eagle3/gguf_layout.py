@@ -8,17 +8,9 @@ from pathlib import Path
 
 from longspec.methods import gguf_draft
 from longspec.methods.eagle3.method import METHOD
-from longspec.methods.vocabulary_tensors import D2T
 from longspec.models.gguf_writer import permuted
 
-OUTSIDE = {
-    "fc.weight": "fc.weight",
-    "input_norm.weight": "enc.output_norm.weight",
-    "norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    D2T: D2T,
-}
+OUTSIDE = {"input_norm.weight": "enc.output_norm.weight", "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight"}
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
