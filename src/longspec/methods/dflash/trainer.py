@@ -118,8 +118,19 @@ class DFlashTrainer(OwnLayersTrainer):
         text's of hard labels, else the target's likeliest. counts, over all blocks: `blocks` that have a label; `leading_hits`,
         their tokens that are the text's, up to the first other one.
         """
-        blocks = Blocks.of(labels, document_ids, priority, self.settings)
-        sums = self._sums(self._filled(found, position_ids, blocks), found, input_ids, blocks, with_llm_loss)
+        layer, settings, head_weight = self.draft_model, self.settings, self.states.head_weight
+        blocks = Blocks.of(labels, document_ids, priority, settings)
+        hidden_BQH = self._filled(found, position_ids, blocks)
+        slot_labels = blocks.slot_labels(layer.ids_V)
+        slots_AWH = hidden_BQH.unflatten(1, (-1, settings.block_size)).flatten(0, 1)
+        hidden_RH = layer.norm(slots_AWH[slot_labels.blocks_R, slot_labels.slots_R + 1])
+        tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
+        next_N = input_ids.roll(-1, 1).flatten()[tokens_N]
+        with self.states.gather([head_weight]):
+            wanted = settings.loss != HARD or with_llm_loss
+            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
+            take = partial(block_cross_entropy, teacher=teacher, labels=slot_labels, weights=self.weights, kind=settings.loss)
+            sums: StepSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
         assert sums.leading_hits is not None, "of blocks both are counted"
         assert sums.target_K is not None
         counts = {"blocks": (blocks.labels_BAK[:, :, 0] != NO_LABEL).sum(), "leading_hits": sums.leading_hits}
@@ -146,19 +157,3 @@ class DFlashTrainer(OwnLayersTrainer):
             return backends.attend(q_BNQD, *text[number], visibility, scale, self.states.attention, own=[own])
 
         return layer(x_BQH, rope, attend)
-
-    def _sums(
-        self, hidden_BQH: Tensor, found: dict[str, Tensor], input_ids_BS: Tensor, blocks: Blocks, with_llm_loss: bool
-    ) -> StepSums:
-        layer, settings, head_weight = self.draft_model, self.settings, self.states.head_weight
-        labels = blocks.slot_labels(layer.ids_V)
-        slots_AWH = hidden_BQH.unflatten(1, (-1, settings.block_size)).flatten(0, 1)
-        hidden_RH = layer.norm(slots_AWH[labels.blocks_R, labels.slots_R + 1])
-        tokens_N = blocks.trained_BS.flatten().nonzero()[:, 0]
-        next_N = input_ids_BS.roll(-1, 1).flatten()[tokens_N]
-        with self.states.gather([head_weight]):
-            wanted = settings.loss != HARD or with_llm_loss
-            teacher = self.teacher(found, tokens_N, next_N, layer.ids_V, with_llm_loss) if wanted else None
-            take = partial(block_cross_entropy, teacher=teacher, labels=labels, weights=self.weights, kind=settings.loss)
-            sums: StepSums = take(head_weight, hidden_RH) if layer.lm_head is None else layer.lm_head(hidden_RH, take)
-        return sums

@@ -80,9 +80,19 @@ class Eagle3Trainer(OwnLayersTrainer):
         with_llm_loss: bool,
     ) -> tuple[StepSums, int, Tensor | None, dict[str, Tensor]]:
         """Take the losses of all chains, step i weighted decay^i; the target's loss is that of all trained tokens."""
-        chain_labels = ChainLabels.of(labels, document_ids, self.settings.steps)
+        settings, head_weight = self.settings, self.states.head_weight
+        chain_labels = ChainLabels.of(labels, document_ids, settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)
-        sums, count = self._sums(rows, found, chain_labels, with_llm_loss), len(chain_labels.labels_N)
+        weights = [settings.decay**step for step in range(settings.steps)]
+        ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
+        with self.states.gather([head_weight]):
+            teacher = self.teacher(found, chain_labels.tokens_N, chain_labels.labels_N, ids_V, with_llm_loss)
+            assert teacher is not None, "reads has the final hidden states"
+            take = partial(
+                chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights, kind=settings.loss
+            )
+            sums: StepSums = self.draft_model.lm_head(rows, take)
+        count = len(chain_labels.labels_N)
         return sums, count, None if sums.target is None else sums.target / max(1, count), {}
 
     def _unrolled(
@@ -112,16 +122,3 @@ class Eagle3Trainer(OwnLayersTrainer):
             feature_BCH = layer.fed_back(hidden_BCH)
             rows.append(_chosen(feature_BCH, chains_M) if layer.norm_output else layer.norm(_chosen(hidden_BCH, chains_M)))
         return rows
-
-    def _sums(self, rows: list[Tensor], found: dict[str, Tensor], chain_labels: ChainLabels, with_llm_loss: bool) -> StepSums:
-        settings, head_weight = self.settings, self.states.head_weight
-        weights = [settings.decay**step for step in range(settings.steps)]
-        ids_V = None if settings.vocabulary is None else self.draft_model.ids_V
-        with self.states.gather([head_weight]):
-            teacher = self.teacher(found, chain_labels.tokens_N, chain_labels.labels_N, ids_V, with_llm_loss)
-            assert teacher is not None, "reads has the final hidden states"
-            take = partial(
-                chain_cross_entropy, teacher=teacher, places=chain_labels.places, weights=weights, kind=settings.loss
-            )
-            sums: StepSums = self.draft_model.lm_head(rows, take)
-        return sums
