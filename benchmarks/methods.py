@@ -139,9 +139,10 @@ def serve(which: Cell, cores: str) -> Cell:
     run, environments = run_of(which | {"method": GLIDE}), COPY.folder / ".venv-serve"
     if not environments.exists():
         environments.symlink_to(machine.ROOT / ".venv-serve")
-    numbers = paths.PAGE.format(run=run, measured="serves").replace(".html", ".json")
-    COPY.make(numbers, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *SIZES[which["size"]].config)
-    return {"served": read_json(COPY.folder / numbers)["variants"]}
+    size, numbers = SIZES[which["size"]], paths.PAGE.format(run=run, measured="serves").replace(".html", ".json")
+    COPY.make(numbers, "--cores", cores, "--config", f"runs=[{run}]", "keep_states=true", *size.config)
+    found = read_json(COPY.folder / numbers)["variants"]
+    return {"served": {method: found[variant] for method, variant in size.variants.items()}}
 
 
 def trained(steps: list[dict[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from longspec.atomic_files import write_text
 from longspec.measure.estimates import estimate
 from longspec.report.page import environment
 from longspec.report.plots import draw_line
+from longspec.report.serves import TITLES
 from longspec.report.style import COLOUR, panels, quiet, to_svg
 
 Row = dict[str, Any]
@@ -83,13 +84,15 @@ def method_row(cells: Sequence[Cell], first: Sequence[Cell], times: Mapping[str,
 
 
 def served_row(held: Row) -> Row:
-    """Return of each engine its tokens a second over plain decoding's, or why it has none; held: a variant of serves.json."""
-    found: Row = {}
-    for group in held["groups"]:
-        for row in group["rows"]:
-            found.setdefault(row["engine"], []).append(row | {"tasks": group["tasks"]})
+    """Return each engine's speed and acceptance on the tasks that it can do, behind ours on the same tasks, or why it has none.
+
+    held: a variant of serves.json.
+    """
+    rows = [row | {"tasks": group["tasks"]} for group in held["groups"] for row in group["rows"]]
     why = dict(held["unmeasured"]) | {name: fault["fault"] for name, fault in held["faults"].items()}
-    return {"engines": {name: rows[-1] for name, rows in found.items()}, "why": why, "chain": held["chain"]}
+    for engine, tasks in held["left_out"].items():
+        why[engine] = f"was not asked about {', '.join(tasks)}: {next(iter(tasks.values()))}"
+    return {"rows": rows, "why": why, "chain": held["chain"]}
 
 
 def numbers_of(cells: Sequence[Cell], times: Sequence[Cell]) -> Row:
@@ -151,6 +154,7 @@ def write_page(folder: Path, sizes: Mapping[str, tuple[str, str | None]], cells:
         sizes=numbers,
         titles={name: title for name, (title, _) in sizes.items()},
         machine=made_on,
+        engines=TITLES,
         figures={name: figure(name, held) for name, held in numbers.items()},
     )
     write_text(folder / "methods.html", text)

@@ -44,7 +44,7 @@ def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) 
     assert (missing.section, missing.why) == (None, why)
     install("vllm", "llama.cpp")
     standings = ServesPlan(plan).standings("demo", "sinkpi-slicing")
-    assert standings["llama.cpp"].why == "loads no glide drafts; vLLM does: `longspec serve demo --engine vllm`"
+    assert standings["llama.cpp"].why == "loads no glide drafts; use vLLM: `longspec serve demo --engine vllm`"
     assert standings["vllm"].section is not None
     settings.edit(RUN, "sliding_window: 512", "sliding_window: 64")
     standings = ServesPlan(settings.plan(runs=["demo-eagle3"])).standings("demo-eagle3", "ttt")

@@ -94,10 +94,10 @@ class ServesPlan:
         named = self.plan.files[run].given
         loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]
         if engine not in loading:
-            names = " and ".join(each.title for each in loading)
+            names = " or ".join(each.title for each in loading)
             draft = paths.FINAL_DRAFT.format(run=run, variant=variant)
             command = f"longspec serve {named} --engine {loading[0].name}" if loading else f"longspec try {draft}"
-            return Standing(None, f"loads no {recipe.method.name} drafts{f'; {names} does' * bool(loading)}: `{command}`")
+            return Standing(None, f"loads no {recipe.method.name} drafts{f'; use {names}' * bool(loading)}: `{command}`")
         layout, left_out = methods.served(recipe.method.name, engine.name).layout, {}
         for name, task in evaluation.tasks.items():
             try:
