@@ -1,6 +1,6 @@
 """Serve a run's target and draft by vLLM, after `snakemake serves` has measured the draft in each engine that is installed.
 
-For llama.cpp it prints the commands to type. Options of vLLM stand behind --, such as: longspec serve mine -- --port 8000
+For llama.cpp it prints the commands to type. Options of vLLM stand behind --, such as: longspec serve mine.yaml -- --port 8000
 """
 
 import argparse
