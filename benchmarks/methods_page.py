@@ -91,7 +91,8 @@ def served_row(held: Row) -> Row:
     rows = [row | {"tasks": group["tasks"]} for group in held["groups"] for row in group["rows"]]
     why = dict(held["unmeasured"]) | {name: fault["fault"] for name, fault in held["faults"].items()}
     for engine, tasks in held["left_out"].items():
-        why[engine] = f"was not asked about {', '.join(tasks)}: {next(iter(tasks.values()))}"
+        told = f"was not asked about {', '.join(tasks)}: {next(iter(tasks.values()))}"
+        why[engine] = "; ".join(filter(None, [why.get(engine), told]))
     return {"rows": rows, "why": why, "chain": held["chain"]}
 
 

@@ -69,6 +69,19 @@ def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
     assert told["methods"][methods.WINDOW]["lengths"][0]["differences"]["all"]["mean"] == 0
 
 
+def test_an_engine_stands_behind_our_loop_on_its_own_tasks_with_all_that_it_lacks() -> None:
+    groups = [
+        {"tasks": [task], "rows": [{"engine": "longspec"}, {"engine": name}]}
+        for task, name in zip(("1k", "2k"), "ab", strict=True)
+    ]
+    held = {"chain": 4, "groups": groups, "unmeasured": {"c": "no"}, "faults": {"a": {"fault": "bad"}}}
+    found = methods_page.served_row(held | {"left_out": {"a": {"2k": "long", "4k": "longer"}}})
+    assert [(row["engine"], row["tasks"]) for row in found["rows"]] == [
+        ("longspec", ["1k"]), ("a", ["1k"]), ("longspec", ["2k"]), ("b", ["2k"]),
+    ]  # fmt: skip
+    assert found["why"] == {"c": "no", "a": "bad; was not asked about 2k, 4k: long"}
+
+
 def test_equal_minutes_are_those_of_the_slowest_method() -> None:
     times = {name: cell(name, 0, [], seconds)["training"] for name, seconds in ((methods.GLIDE, 0.5), (methods.EAGLE3, 2.0))}
     assert methods.steps_of_equal_minutes(times, methods.GLIDE, "base", 12) == 48

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,15 @@ def test_sums_that_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     found = preflight.all_reduce(Ranks(1, 1, 2), 1)
     assert groups == ["gloo", None]  # that of what ranks agree on too
     assert (found.level, found.found) == (FAIL, "999 of 1000 sums over all ranks are wrong")
+
+
+def test_an_all_reduce_that_hangs_is_told_with_its_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(preflight, "all_reduce", lambda *_: ended.wait())
+    found = preflight.tried_all_reduce(Ranks(0, 0, 2), 0.1)
+    ended.set()
+    assert (found.level, found.fix) == (FAIL, preflight.NETWORK)
+    assert "0.1 s" in found.found
 
 
 def test_a_stage_that_does_not_fit(needs: Callable[..., dict[str, Finding]], job: Path) -> None:

@@ -1,6 +1,7 @@
 """Hidden states that a drafter reads, at the start and after each verification, against transformers' own of the text."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,7 +102,9 @@ def test_hidden_states_are_transformers_own(family: type, shape: int | Levels, l
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in lengths]
     expected = [generated(target, prompt, NEW) for prompt in prompts]
     reader = Reader(target, [prompt + text for prompt, text in zip(prompts, expected, strict=True)])
-    decoded = speculate(target, reader, prompts, max_new_tokens=NEW, shape=shape)
+    start = replace(prefill(target, prompts, reads=READS), is_last=True)
+    decoded = speculate(target, reader, start, max_new_tokens=NEW, shape=shape)
+    assert not start.hidden, "which are large, and have been read"
     assert [row.ids for row in decoded.rows] == expected
     assert {0, 1} <= set(reader.kept)
     assert reader.compared == len(READS) * sum(reader.batches)

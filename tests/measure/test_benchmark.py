@@ -130,10 +130,17 @@ def test_prompts_are_drawn_without_repetition(tmp_path: Path, tokenizer: Any) ->
     records = [{"prompt": f"number {n}"} for n in range(50)]
     made = prompts_of(tmp_path, tokenizer, records, count=20, chat=False)
     numbers = [prompt.record for prompt in made]
-    assert numbers == sorted(set(numbers))
-    assert len(numbers) == 20
-    assert numbers != list(range(20))
+    assert len(set(numbers)) == len(numbers) == 20
+    assert sorted(numbers) != list(range(20))
+    assert prompts_of(tmp_path, tokenizer, records, count=9, chat=False) == made[:9]  # more prompts keep the first ones' lines
     assert [tokenizer.decode(prompt.ids) for prompt in made] == [f"number {n}" for n in numbers]
+
+
+def test_tasks_of_one_file_are_of_the_same_texts() -> None:
+    """Which count once in intervals; a member of an archive is a file of its own."""
+    settings = [{"preset": "lcc"}, {"preset": "lcc", "template": "{input}", "chat": False}, {"preset": "qmsum"}]
+    one, other, inside = (tasks.task_of("t", presets.expand("t", each, presets.TASK), 9).texts for each in settings)
+    assert one == other != inside
 
 
 @pytest.mark.parametrize(("positions", "longest"), [(4096, 30), (tasks.ROOM + 9 + 1 + 30, 0)])

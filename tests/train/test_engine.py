@@ -51,6 +51,15 @@ def test_the_fastest_precision_is_the_processors(
     assert (resolve_dtype("auto"), resolve_dtype("bf16")) == (torch.float32, torch.bfloat16)
 
 
+def test_bfloat16_that_a_gpu_emulates_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch counts as support what it emulates, unless it is asked."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    assert (resolve_dtype("auto"), resolve_dtype("fastest")) == (torch.float32, torch.float32)
+    with refused("recipe.precision: bf16", "fp32"):
+        resolve_dtype("bf16")
+
+
 STEPS = 5
 
 

@@ -203,7 +203,7 @@ class Asker:
         self.target, self.settings = target, settings
         self.longest = settings.longest_prompt or room
         self.tokenizer, self.encoder = tokenizer, Encoder(tokenizer)
-        self.tokens = 1 + max(tokenizer.get_vocab().values())
+        self.tokens = 1 + self.encoder.highest
         self.ends = ends_of(tokenizer, target, self.encoder)
         names = [name for name in special_names(tokenizer) if name not in REASONING]
         self._special = dict(zip(tokenizer.convert_tokens_to_ids(names), names, strict=True))

@@ -12,6 +12,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from importlib.metadata import version
@@ -94,7 +95,6 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
 
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
-    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else NCCL's timeout kills the process, and nobody tells the cure
     device = join(ranks, minutes)
     # Beside it a stage has such a group for what its ranks agree on.
     control = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
@@ -116,6 +116,17 @@ def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     moved = 2 * (world_size - 1) / world_size * BYTES[device.type] / seconds / 1e9
     speed = f"{BYTES[device.type] >> 20} MiB in {seconds * 1e3:.1f} ms" + (f", bus {moved:.2f} GB/s" if world_size > 1 else "")
     return Finding(OK, f"{dist.get_backend()} over {world_size} ranks, sums exact; {speed}")
+
+
+def tried_all_reduce(ranks: Ranks, seconds: float) -> Finding:
+    """Return what the all-reduce finds, or that it fails, or does not end in so many seconds.
+
+    It has a thread of its own and twice the time: NCCL kills a process at its timeout, and nobody would tell the cure.
+    """
+    try:
+        return ThreadPoolExecutor(1).submit(all_reduce, ranks, seconds / 30).result(seconds)
+    except (RuntimeError, TimeoutError) as error:
+        return Finding(FAIL, f"{type(error).__name__}: {str(error) or f'it has not ended in {seconds:g} s'}", NETWORK)
 
 
 def check_versions(facts: list[Facts]) -> Finding:
@@ -184,8 +195,8 @@ def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Fin
             return Finding(FAIL, f"stage {stage}: {out_of_memory(setup, device)}", "change one of these settings")
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
-            ways = "runtime.target: partitioned; runtime.deepspeed.offload_optimizer: none; fewer runtime.ranks"
-            return Finding(FAIL, found, f"ask for more (node_mem of the profile), or set one of: {ways}")
+            more = "raise node_mem in the profile" if own_job() else "set fewer runtime.ranks"  # a job of fewer has their share
+            return Finding(FAIL, found, f"{more}, or set target: partitioned or offload_optimizer: none in runtime")
         of_host = f", those of its node {gib(there)} of the host's {gib(host)}" if there else ""
         told.append(f"{stage} {gib(here)} of {gib(device)}{of_host}")
     return Finding(OK, f"each rank takes at most: {'; '.join(told)}")
@@ -236,10 +247,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
     gpus = check_gpus(facts, options.gpus_expected)
     reduced = Finding(FAIL, "not run: GPUs are missing")
     if gpus.level != FAIL:
-        try:
-            reduced = all_reduce(ranks, options.seconds / 120)  # minutes: half of what the others wait for this rank
-        except RuntimeError as error:
-            reduced = Finding(FAIL, f"{type(error).__name__}: {error}", NETWORK)
+        reduced = tried_all_reduce(ranks, options.seconds / 2)  # the others wait twice as long for this rank
     told = [Finding(**each) for each in exchange(store, "findings", ranks, asdict(reduced))]
     if not ranks.is_main:
         return 0

@@ -175,7 +175,8 @@ def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
     wanted += ["cache_implementation"] if config.cache_implementation not in (None, "dynamic") else []
     wanted += ["use_cache"] if config.use_cache is False else []
     if wanted:
-        raise ValueError(f"{', '.join(wanted)}: not done with a draft; leave it out")
+        fix = "leave it out, or overrule the target's generation config by an argument, such as use_cache=True"
+        raise ValueError(f"{', '.join(wanted)}: not done with a draft; {fix}")
     prompt = torch.zeros(1, 1, dtype=torch.int64)  # transformers makes some processors only where it is given a prompt
     lengths = {"input_ids_seq_length": 1, "encoder_input_ids": prompt, "device": "cpu", "model_kwargs": {}}
     processors = model._get_logits_processor(config, **lengths)

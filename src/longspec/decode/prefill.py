@@ -59,7 +59,7 @@ class Prefilled:
     reads: the names of all that was; hidden: states among them, [B, T, H] by name, left-aligned.
 
     Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
-    it was; the last one gives rows up as they end.
+    it was; the last one gives hidden states up when it has begun, and rows as they end.
     """
 
     prompts: list[list[int]]

@@ -5,7 +5,7 @@ Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 to
 
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,7 +76,8 @@ def speculate(
     nodes = size_of(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     if not isinstance(prompts, Prefilled):
-        begun: AbstractContextManager[Prefilled] = nullcontext(prefill(target, prompts, ahead, drafter.reads))
+        only = replace(prefill(target, prompts, ahead, drafter.reads), is_last=True)
+        begun: AbstractContextManager[Prefilled] = nullcontext(only)
     elif missing := set(drafter.reads) - set(prompts.reads):
         raise ValueError(
             f"prompts: were prefilled without {', '.join(sorted(missing))}: give prefill(..., reads=drafter.reads)"
@@ -112,6 +113,8 @@ class _Run:
         self.lengths_B = torch.tensor(self.lengths, device=start.logits_BV.device)
         self.roots_B = sampler.agreed(sampler.choose(start.logits_BV))
         drafter.begin(start.prompts, start.hidden)
+        if start.is_last:  # of a long prompt they take a third of the cache's memory, or more
+            start.hidden.clear()
         for number, token in enumerate(self.roots_B.tolist()):
             check_drawn([token])
             texts.add(number, [token])

@@ -165,7 +165,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
     main = found[settings.settings[0]]
     columns = {name: np.array([row[name] for row in main]) for name in (*COUNTS, "task", "prompt_hash")}
     columns |= {name: np.array([row[name] for row in main], float) for name in SECONDS}
-    columns["data"] = np.array([settings.data.get(row["task"], row["task"]) for row in main])
+    columns["data"] = np.array([settings.tasks[row["task"]].texts for row in main])
     for place in range(settings.draft_tokens):  # how often the token at a place was kept, and all before it
         columns[f"kept {place}"], columns[f"reached {place}"] = np.array([row["positions"][place] for row in main]).T
     return Evaluation(path, columns, found, dict(dropped))

@@ -106,7 +106,9 @@ def _questions(encoder: Encoder, record: dict[str, Any]) -> list[list[int]]:
 
 
 def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: int, positions: int) -> list[Prompt]:
-    """Draw `count` prompts without repetition, all in order where there are no more; `positions`: those of the target.
+    """Draw `count` prompts without repetition, all where there are no more; of a larger count the first ones are the same.
+
+    positions: those of the target.
 
     As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
     with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
@@ -114,12 +116,12 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
     records = [record for path in files_of(name, task) for record in read_records(path, task.member)]
     if not records:
         raise ValueError(f"{task.source}: holds no record, but evaluation.tasks.{name} needs prompts")
-    drawn = sorted(np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist())
+    drawn = np.random.default_rng([seed, *name.encode()]).permutation(len(records))[:count].tolist()
     if len(records) < count:
         log(f"{name}: {len(records)} records, fewer than the {count} prompts asked for; all are taken")
     encoder, lay_out = Encoder(tokenizer), compose(to="prompt", template=task.template, optional=[])
     room = check_room(name, task, positions, len(encoder.prompt("x", chat=task.chat)))
-    longest = min(task.longest or room, room)
+    longest = max(2, min(task.longest or room, room))  # both of its ends
     prompts = []
     for number, record in enumerate(drawn):
         (place, fields), cut = records[record], 0

@@ -75,6 +75,8 @@ class HeldOut:
         """Return the dataset that the prompts come from."""
         return self.data
 
+    texts = origin  # whose records are numbered
+
     @property
     def most_tokens(self) -> int:
         """Return the tokens of the longest text."""
@@ -98,6 +100,11 @@ class Benchmark:
     def origin(self) -> str:
         """Return the files that the prompts come from."""
         return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
+    @property
+    def texts(self) -> str:
+        """Return what holds the records that are numbered: two tasks may lay out the same ones."""
+        return f"{self.origin} {self.member} {self.revision}"
 
     @property
     def most_tokens(self) -> int:

@@ -1,6 +1,6 @@
 """Share what drafters have alike whose draft has layers of its own and reads inputs of the target's layers.
 
-Shapes: B rows, W tokens, H hidden width, V draft vocabulary.
+Shapes: B rows, W tokens, E tokens that have become text, H hidden width, V draft vocabulary.
 """
 
 from typing import Any
@@ -45,6 +45,18 @@ class OwnLayersDrafter(Drafter):
         self.accepted = type(self.accepted)(*(x[rows_B] for x in self.accepted))
         for cache in self.caches:
             cache.select(rows_B)
+
+    def newest(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return of each prompt the newest tokens that the window holds: their count [B], and what is read, [B, E, H] each."""
+        found = [hidden[name] for name in self.reads]
+        longest, device = max(map(len, prompts)), found[0].device
+        lengths_B = torch.tensor(list(map(len, prompts)), device=device)
+        width = min(longest, self.settings.sliding_window or longest)
+        counts_B = lengths_B.clamp_max(width)
+        if width == longest:
+            return counts_B, found
+        at_BE1 = places_of(lengths_B, counts_B, width).clamp_max(longest - 1)[:, :, None]
+        return counts_B, [x.gather(1, at_BE1.expand(-1, -1, x.shape[2])) for x in found]
 
     def empty_cache(self) -> OwnCache:
         """Return a cache of a layer's own keys and values, of the text or of its window."""

@@ -86,7 +86,7 @@ def resolve_dtype(precision: str) -> torch.dtype:
     # By default torch counts as support what it emulates, which no compiled kernel takes.
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
-        raise ValueError("recipe.precision: bf16, but this GPU has no bfloat16; set it to fp32")
+        raise ValueError("recipe.precision: bf16, but this GPU has no bfloat16, or emulates it; set it to fp32")
     if precision == "fp32":
         return torch.float32
     if precision == "fastest" and not torch.cuda.is_available():  # else products of bfloat16 are slower than those of float32

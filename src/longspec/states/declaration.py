@@ -94,7 +94,10 @@ def target_hash(manifest: Path) -> str:
 
 
 def checked_config(target_path: str, recipe: Any) -> Any:
-    """Read a target's configuration. Raises ValueError for one of another family than the recipe names, or too small for it."""
+    """Read a target's configuration.
+
+    Raises ValueError for another family than the recipe names, a target too small for it, and a shape that no layer has.
+    """
     config = read_target_config(target_path)
     check_family_named(recipe, config.model_type, target_path)
     settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)

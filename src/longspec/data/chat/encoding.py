@@ -114,7 +114,7 @@ class Encoder:
         self.template = ChatTemplate.of(tokenizer)
         self.special = special_names(tokenizer)
         self.eos = int(tokenizer.eos_token_id)
-        self._highest = max(tokenizer.get_vocab().values())
+        self.highest = max(tokenizer.get_vocab().values())
         self._special_ids = set(tokenizer.convert_tokens_to_ids(list(self.special)))
         self._backend = tokenizer.backend_tokenizer
         self._backend.no_truncation()
@@ -128,8 +128,8 @@ class Encoder:
         except LayoutError as error:
             return error
         highest = max((token for made in plans for token in made.said or ()), default=0)
-        if highest > self._highest:
-            raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's tokens, which end at {self._highest}")
+        if highest > self.highest:
+            raise RecordError(ANSWER_IDS, f"{highest} is none of the tokenizer's tokens, which end at {self.highest}")
         return plans
 
     def _run(self, plans: Sequence[Plan]) -> list[list[Any]]:

@@ -38,9 +38,10 @@ class DFlashDrafter(OwnLayersDrafter):
     accepted: Accepted | None
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Return the context of each prompt, of its newest tokens where there is a window; the first round takes it in."""
+        """Make the context of each prompt, of its newest tokens where there is a window; the first round takes it in."""
         self.caches = [self.empty_cache() for _ in self.layer.layers]
-        self._accept(torch.tensor(list(map(len, prompts)), device=hidden[self.reads[0]].device), hidden)
+        counts_B, found = self.newest(prompts, hidden)
+        self.accepted = Accepted(self.layer.context(found), counts_B)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         """A tree of this shape, with as many levels as a block drafts at most.
@@ -86,10 +87,7 @@ class DFlashDrafter(OwnLayersDrafter):
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
         """Return the context of the old root and of what was kept; the new root has none yet."""
-        self._accept(kept_B + 1, hidden)
-
-    def _accept(self, counts_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        self.accepted = Accepted(self.layer.context([hidden[name] for name in self.reads]), counts_B)
+        self.accepted = Accepted(self.layer.context([hidden[name] for name in self.reads]), kept_B + 1)
 
     def _take_in_text(self, draft_input: DraftInput) -> None:
         """Each layer's keys and values of the tokens that have become text."""

@@ -37,12 +37,13 @@ class Eagle3Drafter(OwnLayersDrafter):
     hidden_BWH: Tensor | None = None  # of the level last asked
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Slots of each prompt; the first round takes them in with the root."""
-        self.caches, auxiliary = [self.empty_cache()], [hidden[name] for name in self.reads]
-        width, device = max(map(len, prompts)), auxiliary[0].device
-        tokens_BE = torch.tensor([prompt[1:] + [0] * (width + 1 - len(prompt)) for prompt in prompts], device=device)
-        counts_B = torch.tensor(list(map(len, prompts)), device=device)
-        self.accepted = Accepted(tokens_BE, self.layer.feature(auxiliary), counts_B)
+        """Make the slots of each prompt, the newest where there is a window; the first round takes them in with the root."""
+        self.caches = [self.empty_cache()]
+        counts_B, found = self.newest(prompts, hidden)
+        width = found[0].shape[1]
+        rows = [[*prompt[1:], 0][-width:] for prompt in prompts]
+        tokens_BE = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=counts_B.device)
+        self.accepted = Accepted(tokens_BE, self.layer.feature(found), counts_B)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         """A tree of this shape; of the leaves nothing is computed."""
