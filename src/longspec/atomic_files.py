@@ -37,7 +37,7 @@ def fsync_path(path: Path) -> None:
 
 
 def is_alive(process: int) -> bool:
-    """Tell whether a process of this machine runs; /proc may hide those of other users."""
+    """Tell whether a process of this machine runs, also another user's, which /proc may hide."""
     try:
         os.kill(process, 0)
     except OSError as error:
@@ -54,7 +54,7 @@ def remove(path: Path) -> None:
 
 
 def remove_strays(*finals: Path) -> None:
-    """Remove what killed jobs left beside final names that are about to be made; one job at a time makes such a name."""
+    """Remove temporary files that killed jobs left beside these final names. One job at a time may make such a name."""
     for final in finals:
         pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
         for path in final.parent.glob(".*.tmp"):
@@ -81,9 +81,9 @@ def new_file(final: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(final: Path) -> Iterator[Path]:
-    """Yield a folder beside `final` to fill; it takes the place of `final` when the block ends, and vanishes when it fails.
+    """Yield a folder beside `final` to fill. It replaces `final` when the block ends, and is removed when the block fails.
 
-    Killed in between, `final` is the old folder, the new one, or not there.
+    If the process is killed in between, `final` is the old folder, the new one, or missing.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     remove_strays(final)
@@ -117,12 +117,12 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises ValueError with the file's name when it is missing or holds none."""
+    """Read a JSON file that holds an object. Raises ValueError, with the file's name, if it is missing or holds none."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; make it first, or correct the path")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # also no UTF-8, a number of thousands of digits, nesting without an end
+    except (ValueError, RecursionError) as error:  # also not UTF-8, a number of thousands of digits, endless nesting
         line = f"line {error.lineno}: " if isinstance(error, json.JSONDecodeError) else ""
         raise ValueError(f"{path}: {line}not valid JSON ({error}); make the file again") from error
     if not isinstance(content, dict):
@@ -131,12 +131,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the names of all files of a folder and of the folders in it, relative to it, sorted."""
+    """Return the sorted names of all files in a folder and its subfolders, relative to the folder."""
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def path_text(path: Path) -> str:
-    """Return a file or a folder as manifests write it: relative to the working directory when inside it, else absolute."""
+    """Return a path as manifests write it: relative if it lies in the working directory, else absolute."""
     whole, here = path.resolve(), Path.cwd()
     return str(whole.relative_to(here)) if whole.is_relative_to(here) else str(whole)
 
@@ -147,7 +147,7 @@ def describe_files(folder: Path, names: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def seen_file(manifest: Path) -> Path:
-    """Name the hidden file beside a manifest that keeps size, time and hash of its files as they were last found whole."""
+    """Return the hidden file beside a manifest that keeps size, time and hash of its files from their last good check."""
     return manifest.with_name(f".{manifest.name}.seen")
 
 
@@ -157,31 +157,31 @@ def _stamp(path: Path) -> list[int]:
 
 
 def _seen(manifest: Path) -> dict[str, list[Any]]:
-    """Read what _note_seen has kept, by file: size, time and hash; nothing where it is torn or not there."""
+    """Read what _note_seen wrote: size, time and hash by file name; {} if it is torn or missing."""
     with suppress(OSError, ValueError, TypeError):
         return dict(json.loads(seen_file(manifest).read_text(encoding="utf-8")))
     return {}
 
 
 def _note_seen(manifest: Path, found: dict[str, list[Any]]) -> None:
-    """Add files with their stamp and hash. Where nobody may write they are hashed again the next time."""
+    """Note files with size, time and hash. Where this user may not write, the files are hashed again the next time."""
     with suppress(OSError):
         write_json(seen_file(manifest), _seen(manifest) | found)
 
 
 def write_manifest(manifest: Path, folder: Path, content: dict[str, Any]) -> dict[str, Any]:
-    """Write a manifest whose `files`, described as of now, lie in a folder: they are not hashed again while none changes."""
+    """Write a manifest whose `files` describe a folder as it is now; they are hashed again only once they change."""
     write_json(manifest, content)
     _note_seen(manifest, {name: [*_stamp(folder / name), file["sha256"]] for name, file in content["files"].items()})
     return content
 
 
 def check_files(folder: Path, files: dict[str, dict[str, Any]], manifest: Path | None = None, *, advice: str = "") -> None:
-    """Hold a folder against a manifest's files. Raises ValueError that names the first file that differs.
+    """Check a folder against a manifest's `files`. Raises ValueError that names the first file that differs.
 
-    manifest: of these files, where its job makes them again once it is gone, which the message then says, or `advice`. Then
-    files of a size and time at which they were whole before are not hashed again; any other time, older or newer, has them
-    hashed.
+    manifest: the file that lists them, if its job makes them again after it is removed. The error says so, unless `advice` is
+    given. With a manifest, a file that has size and time of an earlier good check is not hashed; any other time, older or
+    newer, makes it hash again.
     """
     seen = _seen(manifest) if manifest else {}
     advice = advice or (f"have it made again after: {join(['rm', str(manifest)])}" if manifest else "make it again")
@@ -203,21 +203,21 @@ def check_files(folder: Path, files: dict[str, dict[str, Any]], manifest: Path |
 
 
 def checked_manifest(manifest: Path) -> dict[str, Any]:
-    """Read a manifest, its files checked, which lie beside it or in its `path`. Raises ValueError as check_files."""
+    """Read a manifest and check its files, which lie in its `path` or beside it. Raises ValueError as check_files does."""
     content = read_json(manifest)
     check_files(Path(content.get("path", manifest.parent)), content.get("files", {}), manifest)
     return content
 
 
 def checked_file(manifest: Path, name: str) -> Path:
-    """Return a file that a manifest lists beside it. Raises ValueError as check_files for what was changed in it since."""
+    """Return the file `name` beside a manifest. Raises ValueError as check_files does if it is listed and has changed."""
     listed = read_json(manifest).get("files", {})
     check_files(manifest.parent, {name: listed[name]} if name in listed else {}, manifest)
     return manifest.parent / name
 
 
 def named_folder(manifest: Path) -> str:
-    """Return the folder that a manifest names as its `path`. Raises ValueError for a JSON file that names none."""
+    """Return the folder that a manifest names as its `path`. Raises ValueError for JSON without `path` or `files`."""
     content = read_json(manifest)
     if missing := sorted({"path", "files"} - content.keys()):
         raise ValueError(f"{manifest}: {missing[0]}: missing, so it names no folder; give models/<name>/target_manifest.json")
@@ -225,7 +225,7 @@ def named_folder(manifest: Path) -> str:
 
 
 def checked_folder(manifest: Path) -> str:
-    """Return the folder that a manifest names. Raises ValueError as named_folder, and as check_files."""
+    """Return the folder that a manifest names, its files checked. Raises ValueError as named_folder and check_files do."""
     folder = named_folder(manifest)
     checked_manifest(manifest)
     return folder

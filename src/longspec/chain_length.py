@@ -1,6 +1,6 @@
-"""How long a chain of drafted tokens should be, or which tree: as tokens were kept in the evaluation, and as rounds cost here.
+"""Acceptance of drafted chains and trees, as the evaluation stores it; decode/chain_costs.py chooses the shape by it.
 
-No torch: reports are made with it too.
+No torch: reports import it too.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,16 +18,16 @@ LONGEST = 16  # tokens of the longest chain whose cost is measured
 
 @dataclass(frozen=True)
 class ChainAcceptance:
-    """Acceptance by position, of chains at a temperature: how often each token was kept, and how often all before it were."""
+    """Hold, for chains at a temperature, (kept, reached) of each position: rounds that kept its token, and all before it."""
 
     temperature: float
     positions: tuple[tuple[int, int], ...]
 
     def expected_tokens(self) -> list[float]:
-        """Return tokens a round with chains of 1, 2, ... drafts, the target's own included: 1 + sum over i of prod(a_1 .. a_i).
+        """Return tokens per round for chains of 1, 2, ... drafts, with the target's own: 1 + sum over i of prod(a_1 .. a_i).
 
-        a_i: the share in which token i was kept, of the rounds in which all before it were (arXiv 2211.17192, section 3.1,
-        where all a_i are one).
+        a_i: of the rounds that kept all tokens before token i, the share that kept token i too. arXiv 2211.17192, section 3.1,
+        has the same a for all i.
         """
         shares = [kept / reached if reached else 0.0 for kept, reached in self.positions]
         return [1 + brought for brought in accumulate(accumulate(shares, mul))]
@@ -35,10 +35,10 @@ class ChainAcceptance:
 
 @dataclass(frozen=True)
 class TreeAcceptance:
-    """Acceptance of a tree with these levels at a temperature: tokens that its rounds brought, the target's own included.
+    """Hold the acceptance of a tree with these levels at a temperature: its rounds and their tokens, the target's own included.
 
-    copied: most tokens of prompt lookup that stood beside it; 0: none did. With them a chain is a tree too. Without levels they
-    are those of prompt lookup alone.
+    copied: the most prompt-lookup tokens that stood beside it, 0 for none; with them a chain counts as a tree too. An entry
+    without levels is of prompt lookup alone.
     """
 
     temperature: float
@@ -49,7 +49,7 @@ class TreeAcceptance:
 
     @property
     def expected_tokens(self) -> float:
-        """Return tokens a round."""
+        """Return tokens per round."""
         return self.tokens / self.rounds
 
 
@@ -57,10 +57,10 @@ Acceptance = ChainAcceptance | TreeAcceptance
 
 
 def nearest(held: Sequence[Acceptance], temperature: float, with_lookup: bool = False) -> list[Acceptance]:
-    """Return those at the temperature nearest to this one; at that of the first, of equals.
+    """Return the entries at the temperature nearest to this one; of two equally near, the one that comes first.
 
-    with_lookup: those of trees that had tokens of prompt lookup beside them, where there are any; else those of a draft alone.
-    Behind them come those of prompt lookup without a draft.
+    with_lookup: return trees that had prompt lookup beside them, if there are any; else the entries of the draft alone.
+    Entries of prompt lookup without a draft follow.
     """
     trees = [each for each in held if isinstance(each, TreeAcceptance)]
     alone, beside = ([each for each in trees if each.copied and bool(each.levels) == drafted] for drafted in (False, True))
@@ -74,24 +74,24 @@ def _at_nearest(held: Sequence[Acceptance], temperature: float) -> list[Acceptan
 
 
 def pooled(temperature: float, lines: Iterable[Sequence[Sequence[int]]]) -> ChainAcceptance:
-    """Return the acceptance over several texts, from the pairs of counts of each."""
+    """Return the summed acceptance of several texts. lines: the (kept, reached) pairs of each text."""
     places = zip(*lines, strict=True)
     return ChainAcceptance(temperature, tuple((sum(k for k, _ in pairs), sum(r for _, r in pairs)) for pairs in places))
 
 
 def write_acceptance(folder: Path, held: Sequence[Acceptance]) -> None:
-    """Write the file into a draft's folder, whole or not at all."""
+    """Write acceptance.json into a draft's folder, whole or not at all."""
     chains = [vars(each) for each in held if isinstance(each, ChainAcceptance)]
-    # A field at its default is left out, as files have it that were written before there was that field.
+    # A field at its default is left out, as in files from before the field existed.
     found = [(vars(each) | {"levels": stored(each.levels)}).items() for each in held if isinstance(each, TreeAcceptance)]
     trees = [{name: value for name, value in each if name != "copied" or value} for each in found]
     write_json(folder / FILE, {"chains": chains} | ({"trees": trees} if trees else {}))
 
 
 def read_acceptance(draft: Path) -> tuple[Acceptance, ...]:
-    """Return the acceptance that is stored in a draft's folder, or in that of its weight file; empty where there is no file.
+    """Return the acceptance stored in a draft's folder, or beside its weight file; () if there is no file.
 
-    Raises ValueError with file and fix for another content.
+    Raises ValueError, with file and fix, if the content does not fit.
     """
     path = (draft if draft.is_dir() else draft.parent) / FILE
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""A job's processes: which ranks there are, what each takes of a batch, the log of rank 0, and how they end.
+"""A job's processes: their ranks, each one's share of a batch, rank 0's log, and how they end.
 
 Torch is imported only where several ranks share a result.
 """
@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar, cast
 from longspec import shown
 
 PR_SET_PDEATHSIG = 1
-# Port 0: the store takes one that is free at the moment in which it begins to listen.
-GPUS_GIVEN = "LONGSPEC_GPUS_GIVEN"  # variable of a Slurm job's ranks: the GPUs of each node as Slurm was asked for them
-ON_PROCESSORS = "LONGSPEC_ON_PROCESSORS"  # variable of a user's: jobs compute on processors, whatever they were given
+GPUS_GIVEN = "LONGSPEC_GPUS_GIVEN"  # set for a Slurm job's ranks: the GPUs of each node as the job asked for them
+ON_PROCESSORS = "LONGSPEC_ON_PROCESSORS"  # set by a user: jobs compute on processors, whatever they were given
+# Port 0: the store takes a port that is free when it begins to listen.
 PLAIN_PYTHON = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 
 Value = TypeVar("Value")
@@ -26,7 +26,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among all of a job's processes."""
+    """Hold this process's place among all of a job's processes."""
 
     rank: int
     local_rank: int
@@ -42,7 +42,7 @@ ALONE = Ranks(0, 0, 1)
 
 
 def find_ranks() -> Ranks:
-    """Return this process's ranks as its launcher says, with which it then ends; without a launcher it is the only one."""
+    """Return the launcher's ranks and make this process end with it. Without a launcher, set the variables of a single rank."""
     if is_launched():
         die_with_parent()  # so that no rank keeps its GPU
     else:
@@ -51,19 +51,19 @@ def find_ranks() -> Ranks:
 
 
 def launched_ranks() -> Ranks:
-    """Return this process's ranks; the only one without a launcher, which its own child processes hear nothing of."""
+    """Return the ranks as find_ranks does; without a launcher set no variables, which child processes would inherit."""
     return find_ranks() if is_launched() else ALONE
 
 
 def is_launched() -> bool:
-    """Tell whether this process is one of a launcher's ranks; asked before find_ranks."""
+    """Tell whether a launcher started this process. Call it before find_ranks, which sets the variable it reads."""
     return "RANK" in os.environ
 
 
 def sharing_ranks(global_batch: int, nodes: int, ranks: int) -> int:
     """Return the processes on each of `nodes` machines: `ranks`, or as many as can share a batch smaller than all of them.
 
-    A batch that is large enough and does not divide is left to share_global_batch, which refuses it.
+    A batch that is large enough but does not divide is left to share_global_batch, which refuses it.
     """
     if global_batch >= nodes * ranks:
         return ranks
@@ -71,9 +71,9 @@ def sharing_ranks(global_batch: int, nodes: int, ranks: int) -> int:
 
 
 def share_global_batch(global_batch: int, largest: int, world_size: int) -> tuple[int, int]:
-    """Return micro batch, at most `largest` rows, and micro batches of each rank in one optimizer step.
+    """Return the micro batch, at most `largest` rows, and the micro batches of each rank in one optimizer step.
 
-    Raises ValueError when the ranks cannot share the global batch equally.
+    Raises ValueError if the ranks cannot share the global batch equally.
     """
     rows, remainder = divmod(global_batch, world_size)
     if remainder or rows == 0:
@@ -86,9 +86,9 @@ def share_global_batch(global_batch: int, largest: int, world_size: int) -> tupl
 
 
 def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
-    """Return what rank 0 makes, on every rank; the others wait for it. Raises what it raises on every rank too.
+    """Run `make` on rank 0 and return its result on every rank. Its OSError or ValueError is raised on every rank too.
 
-    Ranks that go on waiting for one that has ended hang: NCCL does not tell them, and a training takes SIGTERM for a request.
+    Without that, ranks would wait for an ended rank 0: NCCL does not report it, and a training takes SIGTERM for a request.
     """
     if ranks.world_size == 1:
         return make()
@@ -107,22 +107,22 @@ def of_first_rank(make: Callable[[], Value], ranks: Ranks) -> Value:
 
 
 def die_with_parent() -> None:
-    """Have Linux kill this process when its parent dies; elsewhere nothing."""
+    """Make Linux kill this process when its parent dies; do nothing elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def log(message: str, ranks: Ranks | None = None) -> None:
-    """Print one line with the time of day, from rank 0 alone unless no ranks are given."""
+    """Print one line with the time of day. If ranks are given, only rank 0 prints."""
     if ranks is None or ranks.is_main:
         print(f"{time.strftime('%H:%M:%S')} {shown.lines(message)}", flush=True)
 
 
 def end_at_once(code: int) -> NoReturn:
-    """End this process with this exit code when all that counts is on the disk, without Python's own way out.
+    """End this process at once with this exit code, without Python's own shutdown. Everything that counts must be on the disk.
 
-    Taking the interpreter and the native threads of gloo, NCCL and DeepSpeed apart takes over a second, and makes a finished
-    job a failed one now and then: a thread of gloo that frees its last tensor after the interpreter is gone aborts the process.
+    Shutting down the interpreter and the threads of gloo, NCCL and DeepSpeed takes over a second. Now and then it makes a
+    finished job fail: a gloo thread that frees its last tensor after the interpreter is gone aborts the process.
     """
     with suppress(OSError):  # a full disk under the log
         sys.stdout.flush()

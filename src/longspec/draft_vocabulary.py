@@ -1,7 +1,7 @@
-"""Whose tokens these are: a tokenizer's files with their hash, and the draft vocabulary, which is chosen among its tokens.
+"""A tokenizer's files with their hash, and the draft vocabulary, a subset of the tokenizer's tokens.
 
-A draft can propose the tokens of its vocabulary alone, the most frequent ones of its training. No torch: what is planned and
-counted reads these files too.
+A draft proposes tokens of its vocabulary only, the most frequent ones of its training. No torch: planning and counting read
+these files too.
 """
 
 import json
@@ -15,7 +15,7 @@ from longspec.atomic_files import describe_files, read_json, sha256_text, write_
 COUNT_AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
 GIVE_OWN = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
 ALL = "all"  # the rows of every set
-LOW_COVERAGE = 0.95  # share of the trained tokens below which a draft often cannot say what comes next
+LOW_COVERAGE = 0.95  # share of the trained tokens; below it a draft often cannot propose the next token
 # Written by save_pretrained or by the publishers of a model; whichever exist belong to the tokenizer.
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -35,22 +35,22 @@ def tokenizer_files(folder: Path) -> list[str]:
 
 
 def tokenizer_hash(files: dict[str, Any]) -> str | None:
-    """Return the hash of the tokenizer among a manifest's files, the tokenizer's own or its target's; None: no such."""
+    """Return the hash of the tokenizer files in a tokenizer's or target's manifest; None if it lists none."""
     own = {name: files[name] for name in TOKENIZER_FILES if name in files}
     return sha256_text(json.dumps(own, sort_keys=True)) if own else None
 
 
 def tokenizer_hash_of(folder: Path) -> str | None:
-    """Return the hash of the tokenizer in a target's folder; None where there is none."""
+    """Return the hash of the tokenizer files in a target's folder; None if there are none."""
     return tokenizer_hash(describe_files(folder, tokenizer_files(folder)))
 
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """ids: of the target, ascending; the draft's token n is the target's token ids[n]. size: of the target's vocabulary.
+    """Hold the target's tokens that a draft can propose, ascending: the draft's token n is the target's token ids[n].
 
-    tokenizer: hash of the target's tokenizer; coverage: the share of the trained tokens that are among `ids`, by the name of
-    each set of rows that was counted, and over all of them as `all`.
+    size: tokens of the target's vocabulary. tokenizer: hash of the target's tokenizer. coverage: the share of the trained
+    tokens that are in `ids`, by the name of each counted set of rows, and over all of them as `all`.
     """
 
     ids: tuple[int, ...]
@@ -60,12 +60,12 @@ class DraftVocabulary:
 
     @property
     def hash(self) -> str:
-        """Hash the ids and what they are ids of; coverage is no part of it."""
+        """Return the hash of ids, size and tokenizer; coverage is no part of it."""
         return sha256_text(json.dumps([self.ids, self.size, self.tokenizer]))
 
     @property
     def low_coverage(self) -> str:
-        """Warn where too many of the trained tokens cannot be proposed; empty where these are few."""
+        """Return a warning if less than LOW_COVERAGE of the trained tokens can be proposed, else an empty text."""
         share = self.coverage[ALL]
         if share >= LOW_COVERAGE:
             return ""
@@ -75,9 +75,9 @@ class DraftVocabulary:
         )
 
     def check_tokens(self, path: object, size: int, source: object, tokenizer: str | None = None) -> None:
-        """Raise ValueError when a target, `source`, is not the one whose tokens these are.
+        """Raise ValueError if the target `source` has another number of tokens or another tokenizer.
 
-        tokenizer: the hash of the target's, where it is known; the number of tokens says little.
+        tokenizer: hash of the target's tokenizer, if it is known; the number of tokens alone proves little.
         """
         if self.size != size:
             raise ValueError(f"{path}: size: of a target of {self.size} tokens, {source} has {size}; {GIVE_OWN}")
@@ -85,7 +85,7 @@ class DraftVocabulary:
             self.check_tokenizer(path, tokenizer, source)
 
     def check_tokenizer(self, path: object, tokenizer: str, source: object) -> None:
-        """Raise ValueError when rows or another vocabulary, `source`, are of another tokenizer."""
+        """Raise ValueError if `source`, rows or another vocabulary, has another tokenizer."""
         if self.tokenizer != tokenizer:
             raise ValueError(
                 f"{path}: tokenizer: {self.tokenizer[:12]}, a vocabulary of another tokenizer than {source}, {tokenizer[:12]}: "
@@ -98,9 +98,9 @@ class DraftVocabulary:
 
 
 def read_draft_vocabulary(path: Path, *, counted: bool = False) -> DraftVocabulary:
-    """Read the file. counted: whether it must say what its tokens cover, which an imported draft's does not.
+    """Read a draft vocabulary. counted: whether its coverage must be there, which an imported draft's lacks.
 
-    Raises ValueError with the file's name, the field and the fix for one that is none."""
+    Raises ValueError, with file, field and fix, if the content does not fit."""
     content = read_json(path)
     for name, kind in (("ids", list), ("size", int), ("tokenizer", str), ("coverage", dict)):
         if not isinstance(content.get(name), kind):

@@ -1,7 +1,7 @@
 """Engines that decode: their names, what they load and what they cannot do. No torch: runs are planned with it.
 
-Each but our own is a module in measure/engines, run by the Python of an environment of its own, `.venv-serve/<name>`. How an
-engine loads the drafts of a method, the method's settings say (SERVED).
+Each engine but our own is a module in measure/engines, run by the Python of its own environment, `.venv-serve/<name>`. A
+method's settings say how an engine loads its drafts (SERVED).
 """
 
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ OURS, VLLM, LLAMA_CPP, OPENVINO = "longspec", "vllm", "llama.cpp", "openvino"
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine of another environment.
+    """Describe an engine of another environment.
 
-    name: of evaluation.engine; title: its own name; lookup: its name of prompt lookup; samples: whether it samples;
-    target_layout: the layout it loads targets in (target/layouts.py), None for the folder itself; targets: families of targets
-    beside which it drafts, None for all that this project knows.
+    name: its value of evaluation.engine; title: its own name; lookup: its name for prompt lookup; samples: whether it samples;
+    target_layout: the layout it loads targets in (target/layouts.py), None: the target's folder itself; targets: the target
+    families it drafts for, None: all that this project knows.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Engine:
 
     @property
     def python(self) -> str:
-        """Return the interpreter of its environment."""
+        """Return the Python interpreter of its environment."""
         return f".venv-serve/{self.name}/bin/python"
 
     @property
@@ -36,7 +36,7 @@ class Engine:
         return f"`make .venv-serve/{self.name}/.stamp`"
 
     def check_beside(self, family: str) -> None:
-        """Raise ValueError for a family of targets beside which it does not draft."""
+        """Raise ValueError if it does not draft for targets of this family."""
         if self.targets is not None and family not in self.targets:
             raise ValueError(
                 f"{self.title} drafts beside targets of {', '.join(self.targets)} alone, and this one is of {family}"
@@ -45,9 +45,9 @@ class Engine:
 
 @dataclass(frozen=True)
 class Served:
-    """How an engine loads a method's drafts.
+    """Say how an engine loads a method's drafts.
 
-    kind: its own name of such drafts; layout: None for the draft folder itself; windows: whether it computes their windows.
+    kind: its name for such drafts; layout: the layout it loads, None: the draft folder; windows: whether it computes windows.
     """
 
     kind: str
@@ -60,6 +60,6 @@ ENGINES = {
     LLAMA_CPP: Engine(
         LLAMA_CPP, "llama.cpp", lookup="ngram-simple", target_layout="gguf", targets=("llama", "mistral", "qwen2")
     ),
-    # OpenVINO GenAI knows a layer's output by its last sum, of a feed-forward part without norm or experts.
+    # OpenVINO GenAI finds a layer's output by its last sum, which must be of a feed-forward part without norm or experts.
     OPENVINO: Engine(OPENVINO, "OpenVINO", lookup="prompt_lookup", targets=("llama", "mistral", "phi3", "qwen2", "qwen3")),
 }

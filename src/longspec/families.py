@@ -1,31 +1,31 @@
-"""Which targets there is a draft for. No torch: targets are fetched on login nodes too.
+"""Targets that drafts can be trained for. No torch: login nodes fetch targets too.
 
-Here is what all methods need of a target; which of these families a method takes is said by its settings module (FAMILIES).
+This module checks what all methods need of a target. A method's settings module names the families that it takes (FAMILIES).
 """
 
 from collections.abc import Mapping
 from typing import Any
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "phi3", "gpt_oss", "olmo2", "glm4")  # model types
-# transformers' model type of a GGUF file's general.architecture, of those that targets are made of.
+# transformers' model type by a GGUF file's general.architecture, for the architectures that targets are made from.
 OF_GGUF = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3moe": "qwen3_moe"}
 
-# How a rotation may be scaled. The others (dynamic, longrope) turn a token by the longest position that stands beside it
-# in the batch: the target's keys then depend on what else is in the row, and no draft can be trained on them.
+# Supported scalings of a rotation. The others (dynamic, longrope) rotate by the longest position in the batch: the target's
+# keys then depend on the other rows, and no draft can be trained on them.
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
-QUANTIZED = ("quantization_config", "compression_config")  # keys of config.json; the second: of older compressed-tensors
+QUANTIZED = ("quantization_config", "compression_config")  # keys of config.json; the second is of older compressed-tensors
 
 
 def check_family(model_type: Any, path: object) -> None:
-    """Raise ValueError, with those that are supported, for another model type than theirs."""
+    """Raise ValueError, with the supported ones, for any other model type."""
     if model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise ValueError(f"{path}: model_type {model_type!r} is not supported (see docs/families.md); supported are {known}")
 
 
 def check_target(config: Any, path: object) -> None:
-    """Hold a target's configuration (transformers' object, read from `path`) against what drafts can be trained for.
+    """Check that drafts can be trained for a target. config: transformers' object, read from `path`.
 
     Raises ValueError that names what is supported.
     """
@@ -34,7 +34,7 @@ def check_target(config: Any, path: object) -> None:
 
 
 def check_content(content: Mapping[str, Any], path: object) -> None:
-    """Raise ValueError for the content of a config.json whose family, rotation or quantized weights are not supported."""
+    """Raise ValueError if a config.json has an unsupported family or rotation, or quantized weights."""
     check_family(content.get("model_type"), path)
     rope = content.get("rope_parameters") or content.get("rope_scaling") or {}
     rope_type = rope.get("rope_type", rope.get("type", "default"))
@@ -51,7 +51,7 @@ def check_content(content: Mapping[str, Any], path: object) -> None:
 
 
 def position_limit(config: Any) -> int:
-    """Positions 0..limit-1 are the target's own; yarn may stretch them beyond max_position_embeddings."""
+    """Return how many positions are the target's own, 0..limit-1; yarn may stretch them beyond max_position_embeddings."""
     rope = config.rope_parameters
     if rope["rope_type"] != "yarn":
         return int(config.max_position_embeddings)

@@ -1,6 +1,6 @@
-"""Lines on the disk as soon as they are made, so that a killed job goes on where it was.
+"""Lines written as soon as they are made, so that a killed job goes on where it was.
 
-The first line says what they were made with; lines of anything else are never taken over.
+The first line says what the lines were made with; lines made with anything else are never taken over.
 """
 
 import os
@@ -16,32 +16,32 @@ Line = dict[str, Any]
 
 
 def unfinished(out: Path) -> Path:
-    """Where the lines lie until those of `out` are all there."""
+    """Return the file that holds the lines of `out` until all are there."""
     return out.with_suffix(".unfinished.jsonl")
 
 
 def finished(out: Path) -> Path:
-    """Return where the lines of `out` stay with what they were made with; Snakemake removes `out` before its job runs again."""
+    """Return the file that keeps the lines of `out` and their identity; Snakemake removes `out` before its job runs again."""
     return out.with_name(f".{out.stem}.measured.jsonl")
 
 
 def read_finished(out: Path, identity: Identity, ranks: Ranks = ALONE) -> list[Line]:
-    """Return the lines that write_finished left, none where they were made otherwise. Raises ValueError as Journal does."""
+    """Return the lines that write_finished kept, [] if they were made otherwise. Raises ValueError as Journal does."""
     return of_first_rank(lambda: _lines_of(finished(out), identity, "a finished evaluation"), ranks) or []
 
 
 def write_finished(out: Path, identity: Identity, lines: list[Line]) -> None:
-    """Leave the lines of `out` for a later job that wants more of them."""
+    """Keep the lines of `out` for a later job that wants more of them."""
     jsonl.write(finished(out), [{"identity": identity}, *lines])
 
 
 class Journal(AbstractContextManager["Journal"]):
-    """A file of lines that grows line by line; `lines` are those it held when it was opened.
+    """Hold a file that grows line by line; `lines` are the lines it held when it was opened.
 
-    Ranks make the same lines: rank 0 writes them, and all go on from what the file held. A last line that was torn by the end
-    of its process is left out. Lines reach the disk with sync() or whenever the system writes them: those that a power cut
-    loses are made again. of: whose lines they are, for the log. aside: whether a file of lines that were made otherwise stays,
-    under another name. Raises ValueError with file and line for any other line that cannot be read.
+    Every rank makes the same lines and goes on from `lines`; rank 0 writes them. A last line that a kill tore is dropped. Lines
+    reach the disk with sync() or whenever the system writes them; lines lost in a power cut are made again. of: what the lines
+    are, for the log. aside: whether a file of lines made otherwise is kept under another name. Raises ValueError, with file and
+    line, for any other line that cannot be read.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Journal(AbstractContextManager["Journal"]):
                 log(f"{other}: has these lines; remove it when nobody wants them")
             self.path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
         else:
-            with self.path.open("r+b") as handle:  # cut behind its last line end
+            with self.path.open("r+b") as handle:  # cut after its last line end
                 handle.truncate(handle.read().rfind(b"\n") + 1)
         self._handle = self.path.open("a", encoding="utf-8")
         return lines or []
@@ -77,19 +77,19 @@ class Journal(AbstractContextManager["Journal"]):
             self._handle.flush()
 
     def sync(self) -> None:
-        """Have all lines on the disk."""
+        """Flush all lines to the disk."""
         if self._handle:
             os.fsync(self._handle.fileno())
 
     def remove(self) -> None:
-        """The file is no longer needed."""
+        """Remove the file, which is no longer needed."""
         if self._handle:
             self._handle.close()
             self.path.unlink()
 
 
 def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:
-    """The whole lines of a file that was begun with this identity; None when there is none to go on with."""
+    """Return the whole lines of a file begun with this identity; None if there are none to go on with."""
     lines = jsonl.whole_lines(path)
     if not lines:
         return None

@@ -1,4 +1,4 @@
-"""JSON Lines: our own files whole, and one foreign line at a time for whoever sorts the broken ones out."""
+"""JSON Lines: our own files as a whole, and foreign files line by line, so that a caller can sort out broken lines."""
 
 import json
 import math
@@ -22,7 +22,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Write a whole JSON Lines file at once; returns the number of rows."""
+    """Write a whole JSON Lines file at once; return the number of rows."""
     count = 0
     with new_file(path) as beside, jsonlines.open(beside, mode="w") as writer:
         for row in rows:
@@ -32,7 +32,7 @@ def write(path: Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object from its pairs; Python's own way keeps the last of two equal keys and drops the first in silence."""
+    """Return an object from its pairs. Raises ValueError for a repeated key, of which Python silently keeps the last."""
     made = dict(pairs)
     if len(made) != len(pairs):
         [(name, _), *_] = Counter(name for name, _ in pairs).most_common(1)
@@ -51,13 +51,13 @@ def _number(text: str) -> float:
     return value
 
 
-# Pythons give up at other depths, 3.11 at 1,000 and 3.13 at 10,000; each must reject the same records.
+# Python 3.11 gives up at 1,000 levels, 3.13 at 10,000; all versions must reject the same records.
 LEVELS, TOO_DEEP = 500, "is nested too deep to be read"
 _decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant, parse_float=_number)
 
 
 def decode(text: str) -> Any:
-    """Return the value that JSON text holds, by the letter of the standard. Raises ValueError that says what is wrong."""
+    """Return the value of JSON text, by the letter of the standard. Raises ValueError that says what is wrong."""
     try:
         value = _decoder.decode(text)
     except RecursionError:
@@ -68,20 +68,20 @@ def decode(text: str) -> Any:
 
 
 def _levels(value: Any) -> int:
-    """Return how many lists and objects stand within each other."""
+    """Return how deep lists and objects are nested."""
     level, count = [value], 0
     while parts := [each for each in level if isinstance(each, dict | list)]:
         level, count = [each for part in parts for each in (part.values() if isinstance(part, dict) else part)], count + 1
     return count
 
 
-# Not json.dumps: with a keyword it builds an encoder for each record. What is not ASCII is escaped, so that a lone
-# surrogate in a field that nobody reads does not end the job.
+# Not json.dumps, which builds an encoder for each record when it gets a keyword. Non-ASCII characters are escaped, so that a
+# lone surrogate in a field that nobody reads does not end the job.
 encode = json.JSONEncoder(allow_nan=False).encode
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the object that a line of anything holds, as decode does. Raises ValueError that says what is wrong with it."""
+    """Return the object in a line, read as decode does. Raises ValueError that says what is wrong with it."""
     try:
         found = decode(line.decode())
     except json.JSONDecodeError as error:  # its own line number is always 1
@@ -92,9 +92,9 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a file of ours that grows, less a last line that a kill tore; none without a file.
+    """Return the rows of a growing file of ours, [] without a file. A last line that a kill tore is left out.
 
-    Raises ValueError, with the line, for another one that holds no object.
+    Raises ValueError, with the line, for any other line that holds no object.
     """
     rows = []
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):

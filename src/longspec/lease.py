@@ -1,10 +1,10 @@
-"""One job at a time writes into a folder, on whichever machine of a cluster it runs: a stage's, or a shard's of answers.
+"""Let one job at a time write into a folder, on any machine of a cluster: a stage's folder, or that of a shard of answers.
 
     out/lease.json: {"holder", "job", "host", "boot", "pid", "since", "released"}; its time is the holder's last beat
 
-A lock of the file system answers at once, where it reaches all machines. Where it does not, a holder lives whose beat moves
-while another watches it; the clocks of two machines are never compared. A holder that was taken for dead finds another's
-name in the file as soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
+A lock of the file system answers at once, if it reaches all machines. If it does not, another job watches the beat: a holder
+whose beat moves is alive. Clocks of two machines are never compared. A holder that was taken for dead finds another's name in
+the file as soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
 """
 
 import fcntl
@@ -25,17 +25,17 @@ from longspec.slurm import own_job
 
 LEASE, LOCK = "lease.json", ".lock"
 BEAT = 10.0  # seconds between two beats
-STALE = 120.0  # a holder whose beat stands still for so long is gone
-SETTLE = 0.5  # in which another that takes the folder over in the same moment shows
+STALE = 120.0  # seconds without a beat after which a holder counts as gone
+SETTLE = 0.5  # seconds in which another job that takes the folder over at the same moment shows itself
 HELD, RELEASED = b'"released": false', b'"released": true '  # equally long: one is written over the other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class LeaseFile:
-    """A lease as it stands in a folder."""
+    """Hold a lease as it stands in a folder."""
 
-    holder: dict[str, Any]  # empty for a file that is no JSON: somebody's, of whom nothing is known
+    holder: dict[str, Any]  # empty for a file that is no JSON, whose holder is unknown
     beat: int
     is_released: bool  # given back by its holder
 
@@ -45,9 +45,9 @@ class LeaseFile:
 
 
 def read(out: Path) -> LeaseFile | None:
-    """Read the lease of a folder; None when no job has held it yet."""
+    """Read the lease of a folder; None if no job has held it yet."""
     try:
-        # Opened, not only looked at: only then does NFS ask its server for the newest file and its time.
+        # open(), not stat(): only then does NFS ask its server for the newest file and its time.
         with (out / LEASE).open("rb") as handle:
             beat, text = os.fstat(handle.fileno()).st_mtime_ns, handle.read()
     except FileNotFoundError:
@@ -59,9 +59,9 @@ def read(out: Path) -> LeaseFile | None:
 
 
 class Lease:
-    """The hold of a job's rank 0 on its folder, until release() or the end of the process."""
+    """Hold a folder for a job's rank 0, until release() or the end of the process."""
 
-    # Kept open: beats and the release go to this very file, which is nobody's once another has taken its name.
+    # Kept open: beats and the release go to this very file, also after another lease has taken its name.
     def __init__(self, out: Path, holder: str, file: BinaryIO, lock: TextIO) -> None:
         self.out, self.holder = out, holder
         self._file, self._lock, self._ended = file, lock, threading.Event()
@@ -69,20 +69,20 @@ class Lease:
         self._thread.start()
 
     def check(self) -> None:
-        """End this process when the folder is no longer this job's. Raises OSError when the lease cannot be read.
+        """End this process at once if the folder is no longer this job's. Raises OSError if the lease cannot be read.
 
-        It ends at once: whatever ran on its way out would write into a folder that is another's.
+        Whatever ran on the way out would write into another job's folder.
         """
         found = read(self.out)
         if found is None or found.holder.get("holder") != self.holder:
             now = f"is {found} now" if found else "is gone"
             why = f"this job gave no sign of life for {STALE:g} s, or the file was changed by hand"
             log(f"error: {self.out / LEASE}: the holder of this folder {now}: {why}; it ends and writes nothing more")
-            os._exit(os.EX_TEMPFAIL)  # the reason is said: torchrun adds none
+            os._exit(os.EX_TEMPFAIL)  # the reason is logged: torchrun adds none
 
     def _renew(self) -> None:
         while not self._ended.wait(BEAT):
-            # A disk that does not answer ends no job: it comes back, or others take over and the check finds their lease.
+            # A disk that does not answer ends no job: it comes back, or another job takes over and check() finds its lease.
             with suppress(OSError):
                 self.check()
                 os.utime(self._file.fileno())  # needs no room on a full disk
@@ -98,9 +98,9 @@ class Lease:
 
 
 def acquire(out: Path, host: str | None = None) -> Lease:
-    """Hold a folder. Raises ValueError, which names the holder, while another job does."""
+    """Take the lease of a folder. Raises ValueError, which names the holder, while another job has it."""
     out.mkdir(parents=True, exist_ok=True)
-    # Two machines may bear one name, and one machine's processes are gone when it has started anew.
+    # Two machines may have one name, and a restarted machine has lost its processes.
     machine = {"host": host or socket.gethostname(), "boot": BOOT_ID.read_text().strip() if BOOT_ID.exists() else ""}
     lock = (out / LOCK).open("w")
     is_locked = True
@@ -123,9 +123,9 @@ def _refusal(out: Path, found: LeaseFile | None) -> ValueError:
 
 
 def _wait_until_free(out: Path, machine: dict[str, str] | None) -> LeaseFile | None:
-    """Return the lease that may be taken over. Raises ValueError when its holder lives.
+    """Return the lease that may be taken over, None if there is none. Raises ValueError if its holder lives.
 
-    machine: of this process, which has the folder's lock; None without it. A holder of this machine has then lost its own.
+    machine: this machine, if this process has the folder's lock, else None. A holder on it has lost the lock, so it is gone.
     """
     found = read(out)
     if found is None or found.is_released:
@@ -146,7 +146,7 @@ def _wait_until_free(out: Path, machine: dict[str, str] | None) -> LeaseFile | N
 
 
 def _write(out: Path, machine: dict[str, str], before: LeaseFile | None) -> tuple[str, BinaryIO]:
-    """Put a lease of our own into the place of `before`; its holder's id and its file. Raises ValueError if another did."""
+    """Replace the lease `before` by our own; return its holder's id and open file. Raises ValueError if another job did so."""
     holder, since = uuid.uuid4().hex, time.strftime("%Y-%m-%dT%H:%M:%S%z")
     content = {"holder": holder, "job": own_job(), **machine, "pid": os.getpid(), "since": since, "released": False}
     beside = out / f".{LEASE}.{holder}.tmp"

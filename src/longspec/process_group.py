@@ -12,9 +12,9 @@ from longspec.distributed import GPUS_GIVEN, ON_PROCESSORS, Ranks
 
 
 def own_device(ranks: Ranks) -> torch.device:
-    """Return this rank's GPU; the CPU where there are none.
+    """Return this rank's GPU, or the CPU if there is none.
 
-    Raises ValueError where the job was given GPUs and torch sees none.
+    Raises ValueError if the job was given GPUs and torch sees none.
     """
     if os.environ.get(GPUS_GIVEN) and not torch.cuda.is_available():
         raise ValueError(
@@ -25,7 +25,7 @@ def own_device(ranks: Ranks) -> torch.device:
 
 
 def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
-    """Join the process group; return this rank's device, which is then torch's own. Raises ValueError where it has none."""
+    """Join the process group; return this rank's device, now torch's current one. Raises ValueError if the rank has no GPU."""
     device = own_device(ranks)
     if device.type == "cuda":
         if ranks.local_rank >= (gpus := torch.cuda.device_count()):
@@ -34,7 +34,7 @@ def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
             )
         torch.cuda.set_device(device)
     if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
-        # Else gloo looks for the address of this machine's name, which laptops and containers often cannot resolve.
+        # Else gloo looks up this machine's name, which laptops and containers often cannot resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     timeout = timedelta(minutes=timeout_minutes)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=timeout)

@@ -1,8 +1,7 @@
-"""What verbs share at a terminal: their options, their last words, and text from data and names of files, which may hold
-what would move the cursor, or what nobody sees.
+"""What verbs share at a terminal: their options, their last words, and text that is safe to print.
 
-Control characters stand as their pictures (␛, ␊), characters that are drawn as nothing or that turn the direction of writing
-by their numbers (<U+202E>). All other text stays as it is.
+Text from data and file names may move the cursor or hold what nobody sees. Control characters become their pictures (␛, ␊),
+invisible characters and marks of writing direction their numbers (<U+202E>). All other text stays as it is.
 """
 
 import errno
@@ -20,15 +19,15 @@ from typing import Any, NoReturn, TextIO
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
 CORRECT = "correct the path, or let this user read and write there, and run it again"
-BRIEF = 300  # characters of a text of which the beginning will do
-# Unicode's "default ignorable" characters, drawn as nothing, as the inside of a class of a regular expression. The variation
-# selectors are apart: emoji of everyday text end with one.
+BRIEF = 300  # characters, where the beginning of a text will do
+# Unicode's "default ignorable" characters, which are drawn as nothing, for a character class of a regular expression.
+# Variation selectors are apart: emoji of everyday text end with one.
 _ZERO_WIDTH = (
     "\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0\ufff0-\ufff8"
     "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff"
 )
 DRAWN_AS_NOTHING = _ZERO_WIDTH + "\ufe00-\ufe0f"
-# Beside these: C0 and C1 controls, Unicode's own line ends, marks of annotations, surrogates, which no encoding can write.
+# Besides these: C0 and C1 controls, Unicode's own line ends, annotation marks, and surrogates, which no encoding can write.
 _SIGNS = re.compile(f"[\0-\x1f\x7f-\x9f\u2028\u2029\ufff9-\ufffb\ud800-\udfff{_ZERO_WIDTH}]")
 
 
@@ -40,22 +39,22 @@ def _sign(found: re.Match[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return the text as it can be written within one line."""
+    """Return the text with control and invisible characters replaced, so that it stays on one line."""
     return _SIGNS.sub(_sign, str(text))
 
 
 def brief(text: object) -> str:
-    """Return the beginning of what may be a long text, such as a library's error, within one line."""
+    """Return the beginning of a text that may be long, such as a library's error, on one line."""
     return one_line(" ".join(str(text).split())[:BRIEF])
 
 
 def lines(text: str) -> str:
-    """Return the text with its line ends, each line as it can be written."""
+    """Return the text with its line ends, each line as one_line returns it."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 def duration(seconds: float | None) -> str:
-    """Say a span of time in its two largest units at most."""
+    """Return a time span in its two largest units at most, such as "3 h 05 min"; "-" for None."""
     if seconds is None:
         return "-"
     minutes = round(seconds / 60)
@@ -69,20 +68,20 @@ def duration(seconds: float | None) -> str:
 
 
 class ManyLinesError(ValueError):
-    """A user's mistake that takes several lines, each one argument."""
+    """Report a user's mistake in several lines, one per argument."""
 
     def __str__(self) -> str:
         return "\n".join(self.args)
 
 
 def error(fault: Exception) -> str:
-    """Return the last words of a verb that ends for a user's mistake: one line, or those of ManyLinesError."""
+    """Return the last words of a verb that a user's mistake ended: one line, or the lines of a ManyLinesError."""
     told = fault.args if isinstance(fault, ManyLinesError) else [fault]
     return "error: " + "\n".join(one_line(line) for line in told)
 
 
 def of_disk(fault: Exception) -> str:
-    """Return a line for a disk that is full or a place that may not be written; empty for any other fault."""
+    """Return a line for a full disk or a place that may not be written; empty for any other fault."""
     code = getattr(fault, "errno", None)
     # safetensors and torch raise errors of their own for a full disk.
     if code in FULL or any(os.strerror(each) in str(fault) for each in FULL):
@@ -92,8 +91,9 @@ def of_disk(fault: Exception) -> str:
 
 @contextmanager
 def ending_for_mistakes() -> Iterator[None]:
-    """End the process with the words of `error` for a ValueError of the block, or in a line for a disk or folder that is full
-    or may not be written; what else is raised passes, a fault of ours.
+    """End the process with the words of `error` for a ValueError of the block, or in one line for an OSError or a full disk.
+
+    Any other exception passes, as a fault of ours.
     """
     try:
         yield
@@ -107,7 +107,7 @@ def ending_for_mistakes() -> Iterator[None]:
 
 
 class _Formatter(logging.Formatter):
-    """One line a message, whatever it quotes."""
+    """Write one line per message, whatever it quotes."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = one_line(record.message)
@@ -115,14 +115,14 @@ class _Formatter(logging.Formatter):
 
 
 def start_logging(form: str, stream: TextIO | None = None) -> None:
-    """Send what is logged at INFO and above to a stream, standard error unless one is given; `form` is logging's."""
+    """Send what is logged at INFO and above to a stream, by default standard error; `form` is logging's format."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(_Formatter(form, "%H:%M:%S"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def run_verb(room: str, verbs: Collection[str], usage: str | None) -> NoReturn:
-    """Run the verb that the command line names, a module of its own in its room: a gate or a login node imports no torch."""
+    """Run the verb that the command line names. Each verb is a module: a gate or a login node imports no torch."""
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in verbs:
         sys.exit(import_module(f"longspec.{room}.{verb}").main(sys.argv[2:]))
@@ -132,14 +132,14 @@ def run_verb(room: str, verbs: Collection[str], usage: str | None) -> NoReturn:
 
 
 def add_verb(verbs: Any, name: str, purpose: str, **defaults: Any) -> ArgumentParser:
-    """Add a verb to `verbs` (add_subparsers); its purpose stands in their list and at the head of its own --help."""
+    """Add a verb to `verbs` (add_subparsers). Its purpose stands in their list and in its own --help."""
     parser: ArgumentParser = verbs.add_parser(name, help=purpose, description=purpose)
     parser.set_defaults(**defaults)
     return parser
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """Return a type of argparse's: a whole number from `least` on."""
+    """Return a type for argparse: a whole number, `least` or more."""
 
     def whole(text: str) -> int:
         if int(text) < least:

@@ -1,4 +1,4 @@
-"""The one place of the package that asks Slurm's squeue: for trainer, launcher and the table of stages. No torch."""
+"""Ask Slurm's squeue, for the trainer, the launcher and the table of stages; no other module does. No torch."""
 
 import os
 import subprocess
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-SECONDS = 30.0  # that Slurm has for an answer
+SECONDS = 30.0  # to wait for an answer of Slurm
 T = TypeVar("T")
-TRIES, PAUSE = 4, 5.0  # a scheduler that is restarted is away for some seconds
-# Comments, names and folders may hold spaces, tabs, | and even line ends; these two characters stand in none of them.
+TRIES, PAUSE = 4, 5.0  # a restarted scheduler is away for some seconds
+# Comments, names and folders may hold spaces, tabs, | and even line ends, but never these two characters.
 RECORD, FIELD = "\x1e", "\x1f"
-# A CLUSTER: line of --clusters may follow a record: the last field must be one that holds no line end itself.
+# With --clusters, a line "CLUSTER: ..." may follow a record: the last field must be one that never holds a line end.
 FORMAT = RECORD + FIELD.join(("%i", "%T", "%j", "%k", "%Z", "%r", "%M", "%l"))
 
 
 class NoAnswerError(ValueError):
-    """Slurm could not be asked: nothing is known about its jobs, which is not the same as that there are none."""
+    """Say that Slurm could not be asked: nothing is known about its jobs, which does not mean that there are none."""
 
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """One job, as squeue shows it."""
+    """Hold one job as squeue shows it."""
 
     id: str
     state: str  # in full: PENDING, RUNNING, COMPLETING
@@ -54,8 +54,8 @@ def own_job() -> str | None:
 
 
 def squeue(*options: str) -> str:
-    """Output of squeue with these options and no header, times as 2031-05-06T07:08:09. Raises NoAnswerError."""
-    # SQUEUE_STATES, SQUEUE_PARTITION and the like are a user's taste in tables; here they would hide jobs.
+    """Return what squeue prints with these options and no header, times as 2031-05-06T07:08:09. Raises NoAnswerError."""
+    # SQUEUE_STATES, SQUEUE_PARTITION and the like suit a user's tables; here they would hide jobs.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("SQUEUE_")}
     return answer_of(["squeue", "--noheader", *options], environment | {"SLURM_TIME_FORMAT": "standard"})
 
@@ -73,7 +73,7 @@ def my_jobs() -> list[QueuedJob]:
 
 
 def ask_patiently(ask: Callable[[], T], pause: float = PAUSE) -> T:
-    """Return the first answer in some tries. Raises the last try's ValueError."""
+    """Return the first answer of TRIES tries, `pause` seconds apart. Raises the last try's ValueError."""
     for _ in range(TRIES - 1):
         try:
             return ask()

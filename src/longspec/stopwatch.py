@@ -9,7 +9,7 @@ import torch
 
 
 class Stopwatch:
-    """Adds up the time between marks under the later mark's name; on a GPU by events in its stream, read at the end."""
+    """Add up the time between marks under the later mark's name. On a GPU, events in its stream measure it, read at the end."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.on_gpu = device, device.type == "cuda"
@@ -17,7 +17,7 @@ class Stopwatch:
         self.mark("")
 
     def mark(self, name: str) -> None:
-        """Count the time since the last mark as that of `name`."""
+        """Count the time since the last mark under `name`."""
         if not self.on_gpu:
             self.marks.append((name, time.perf_counter()))
             return
@@ -26,7 +26,7 @@ class Stopwatch:
         self.marks.append((name, event))
 
     def take(self) -> dict[str, float]:
-        """Seconds by name, between the marks since the last call; waits for the GPU to come to the newest one."""
+        """Return the seconds by name, between the marks since the last call. Wait until the GPU reaches the newest mark."""
         if self.on_gpu:
             self.marks[-1][1].synchronize()
         seconds: dict[str, float] = defaultdict(float)
