@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
-    """Do one verb; what to say of it."""
+    """Run one verb; return what to log of it."""
     from longspec.answers import merge
 
     if arguments.verb == "merge":
@@ -57,7 +57,7 @@ def main() -> None:
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments, code, ranks = parser().parse_args(), 0, launched_ranks()
     if ranks.world_size == 1:
-        # Told to end, it ends the server that it has started.
+        # A signal exits by way of SystemExit, which ends the server that this job has started.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     try:
@@ -70,7 +70,7 @@ def main() -> None:
     except BaseException:
         traceback.print_exc()
         code = 1
-    end_at_once(code)  # requests that nobody waits for any more would keep it
+    end_at_once(code)  # requests that nobody waits for would keep it alive
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as the engine: many conversations at once. The package openai sends and tries again."""
+"""An OpenAI-compatible server as the engine, asked many conversations at once. The package openai sends and retries."""
 
 import logging
 import os
@@ -18,28 +18,28 @@ from longspec.distributed import log
 from longspec.shown import brief
 
 KEY = "OPENAI_API_KEY"  # the environment variable of the server's key
-NO_KEY = "EMPTY"  # what a server without a key is sent, since openai asks for one; vLLM's examples send it too
-HOPELESS = {401, 403, 404, 405}  # what one request gets all get
+NO_KEY = "EMPTY"  # sent to a server without a key, since openai asks for one; vLLM's examples send it too
+HOPELESS = {401, 403, 404, 405}  # HTTP codes that every request would get
 FINISHED, CUT, CALLED = "stop", "length", "tool_calls"
-OF_A_FUNCTION = ("name", "description", "parameters")  # which vLLM lays out in this order, null where one is missing
-ALSO_OF_A_FUNCTION = ("strict", "defer_loading")  # and these behind them where they are given; nothing else
+OF_A_FUNCTION = ("name", "description", "parameters")  # vLLM lays them out in this order, null where one is missing
+ALSO_OF_A_FUNCTION = ("strict", "defer_loading")  # these follow where they are given; nothing else
 
 
 class FailedError(Exception):
-    """One request has no answer; the message says why."""
+    """Say why one request has no answer."""
 
 
 class HopelessError(ValueError):
-    """No request will have one."""
+    """Say why no request will have an answer."""
 
 
 def _at(first: str, *more: str | int) -> Any:
-    """Return the place of a field in a reply, which may be left out."""
+    """Return the place of a reply's field that may be left out."""
     return Field(None, validation_alias=AliasPath(first, *more))
 
 
 class Reply(BaseModel):
-    """Hold what is read of the reply to POST chat/completions; a thought has a field of its own, under one of two names."""
+    """Hold what is read of the reply to POST chat/completions. A thought has its own field, under one of two names."""
 
     finish_reason: str = Field(validation_alias=AliasPath("choices", 0, "finish_reason"))
     content: str | None = Field(validation_alias=AliasPath("choices", 0, "message", "content"))
@@ -52,7 +52,7 @@ class Reply(BaseModel):
 
 
 def server_key() -> str:
-    """Return the server's key, "" for none. Raise ValueError for one that no header holds: its error would show the key."""
+    """Return the server's key, "" for none. Raises ValueError for one that no header holds: HTTP's error would show the key."""
     key = os.environ.get(KEY, "").strip()
     if not (key.isascii() and key.isprintable()):
         raise ValueError(f"{KEY}: holds a character that no HTTP header takes; set it to the server's key")
@@ -60,35 +60,35 @@ def server_key() -> str:
 
 
 def _shown(value: object) -> str:
-    """Return what a server said, short, without the key: some servers repeat it."""
+    """Return what a server said, short and without the key, which some servers repeat."""
     text, key = str(value), server_key()
     return brief(text.replace(key, f"${KEY}") if key else text)
 
 
 class Client:
-    """The server at an address such as http://host:8000/v1, which serves `model`.
+    """Ask the server at an address such as http://host:8000/v1, which serves `model`.
 
-    target: names of the target, under one of which the server has it; None: of a server that this job has started here.
+    target: names that the server may have for the target; None for a server that this job started here.
     """
 
     def __init__(self, address: str, settings: Regenerate, target: Collection[str] | None = None) -> None:
         self.address, self.settings, self.target = address.rstrip("/"), settings, target
         self.model = settings.served_model or ""
-        self.is_vllm = False  # which takes parameters of its own; other servers may refuse them
+        self.is_vllm = False  # vLLM takes parameters of its own; other servers may refuse them
         for name in ("openai", "httpx2"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # a line for each request
+            logging.getLogger(name).setLevel(logging.WARNING)  # else a line per request
         self._server = openai.OpenAI(
             base_url=self.address,
             api_key=server_key() or NO_KEY,
             max_retries=settings.tries - 1,
             timeout=settings.seconds,
-            http_client=openai.DefaultHttpxClient(trust_env=target is not None),  # a proxy knows no server of this machine
+            http_client=openai.DefaultHttpxClient(trust_env=target is not None),  # no proxy knows a server of this machine
         )
 
     def find_model(self) -> str:
-        """Ask for the name of the served model, which is then asked.
+        """Find the name of the served model, ask it from now on, and return it.
 
-        Raises ValueError where it is not the only one, or is not the target's and no setting says that it is.
+        Raises ValueError unless the server lists the settings' served_model or, without that, the target alone.
         """
         try:
             owners = {each.id: getattr(each, "owned_by", None) for each in self._server.models.list().data}
@@ -111,9 +111,9 @@ class Client:
         return self.model
 
     def ask(self, chat: Chat, seed: int, length: int) -> Answer:
-        """Return the answer to a conversation, which the target's chat template lays out in so many tokens.
+        """Return the answer to a conversation, which the target's own chat template lays out in `length` tokens.
 
-        Raises FailedError, HopelessError.
+        Raises FailedError if this request has no answer, HopelessError if none will have one.
         """
         reply = self._reply(self._body(chat, seed))
         if reply.prompt_tokens not in (None, length):
@@ -138,7 +138,7 @@ class Client:
         body |= {"temperature": self.settings.temperature, "top_p": self.settings.top_p}
         if self.settings.temperature:
             body["seed"] = seed
-        if self.is_vllm:  # the answer's tokens are told, and special ones stay in its text, such as a thought's marks
+        if self.is_vllm:  # returns the answer's tokens; special ones stay in its text, such as a thought's marks
             body |= {"return_token_ids": True, "skip_special_tokens": False}
         if chat.tools:
             body |= {"tools": chat.tools, "tool_choice": "none"}  # laid out, and a call in the answer stays text
@@ -147,7 +147,7 @@ class Client:
         return body
 
     def _reply(self, body: dict[str, Any]) -> Reply:
-        """Return the server's reply, tried again where that may help. Raise FailedError, HopelessError."""
+        """Return the server's reply; openai retries where that may help. Raises FailedError, HopelessError."""
         try:
             return Reply.model_validate_json(self._server.post("chat/completions", cast_to=str, body=body), strict=True)
         except openai.APIStatusError as error:
@@ -167,7 +167,7 @@ class Client:
 
 
 def answered(conversations: list[Conversation], client: Client, asker: Asker) -> Generator[list[Conversation], None, None]:
-    """Yield all conversations, answered or failed, as they end. Raises HopelessError for what would fail them all."""
+    """Yield each conversation, answered or failed, as it ends, in a list. Raises HopelessError for what would fail them all."""
     log(f"{client.address}: asking {client.model}, {client.settings.requests} at a time")
     pool = ThreadPoolExecutor(client.settings.requests)
     try:
@@ -187,7 +187,7 @@ def _as_vllm_lays_out(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _answer(conversation: Conversation, client: Client, asker: Asker) -> Conversation:
-    """Ask turn by turn, to the end."""
+    """Ask turn by turn until the conversation ends, and return it."""
     if client.is_vllm and conversation.asked.tools:  # the draft then learns behind what the target has read
         conversation.offer(_as_vllm_lays_out(conversation.asked.tools))
     while not conversation.end:

@@ -1,4 +1,4 @@
-"""A conversation that is answered anew, turn by turn, and what lays its questions out for the target. No torch."""
+"""A conversation that is answered anew, turn by turn, and the layout of its questions for the target. No torch."""
 
 import hashlib
 from collections import deque
@@ -30,7 +30,7 @@ FILES = ("train", "held_out")  # of the raw records
 Key = tuple[str, int]  # one of FILES, and the line in it, from 1
 
 ANSWERED = "answered"  # every turn
-SHORTENED = "shortened"  # the first turns alone: the next one could not be asked, or its answer could not be kept
+SHORTENED = "shortened"  # the first turns alone: the next could not be asked, or its answer could not be kept
 CUT = "cut"  # its last answer was cut by the limit of new tokens, and kept
 DROPPED = "dropped"  # no answer could be kept
 SKIPPED = "skipped"  # no question was asked
@@ -40,20 +40,20 @@ TAKEN = (ANSWERED, SHORTENED, CUT)  # those that have an answer
 OPEN_THOUGHT = "ends inside its thought, behind which a template lays out no answer"
 THOUGHT_LEFT_OUT = "a turn behind an answer with a thought, which templates leave out of what they show of earlier turns"
 TOOLS_OFFERED = "a turn behind an answer to which tools were offered: what tools said belongs to the old answers"
-SEEDS = 2**31  # what all servers take
-TOGETHER = 1024  # questions whose tokens are held in memory at a time
+SEEDS = 2**31  # all servers take seeds below it
+TOGETHER = 1024  # questions whose tokens are in memory at a time
 OPENER_TOKENS = 8  # more than a mark such as <think> and a line's end have in any vocabulary
-CHANNELS = ("<|channel|>", "<|message|>")  # in which harmony's chat template (GPT-OSS) lays out thoughts and what is said
+CHANNELS = ("<|channel|>", "<|message|>")  # between them harmony's chat template (GPT-OSS) lays out thoughts and answers
 HOLDS = "the answer holds the special token"
-TORN = "\ufffd"  # what bytes that are no character are decoded to
+TORN = "\ufffd"  # decoded from bytes that are no character
 
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer of the target: its text, its tokens, whether the limit of new tokens ended it, and its fault, if any.
+    """Hold an answer of the target: its text, number of tokens, whether the limit of new tokens cut it, and its fault, if any.
 
-    thought: what it thought before, where that comes apart from the text. ids: its tokens, the end token included, where the
-    engine says them.
+    thought: the thought before it, if it comes apart from the text. ids: its tokens and the end token, if the engine returns
+    them.
     """
 
     text: str
@@ -65,13 +65,13 @@ class Answer:
 
 
 class Conversation:
-    """One record on its way: `history` has what is said so far, `end` is one of ENDS as soon as nothing is left to ask."""
+    """Hold one record on its way: `history` is what is said so far, `end` one of ENDS once nothing is left to ask."""
 
     def __init__(self, key: Key, record: dict[str, Any], cut: str) -> None:
-        """cut: whether an answer that the limit ended is kept. Raises RecordError for a record in no known format."""
+        """Take a record. cut: KEEP or DROP answers that the limit ended. Raises RecordError for one in no known format."""
         self.key, self._cut = key, cut
         self.history: Messages = []
-        self.opened: Marks | None = None  # those of the thought in which the next answer begins, since its prompt has opened it
+        self.opened: Marks | None = None  # marks of the thought that the next answer's prompt has opened
         self.end, self.reason, self.answers, self.tokens = "", "", 0, 0
         self.ids: list[tuple[int, ...] | None] = []  # of each answer
         self._left: deque[dict[str, Any]] = deque()
@@ -86,29 +86,29 @@ class Conversation:
 
     @property
     def asked(self) -> Chat:
-        """Return what the target is to continue: all messages so far, the record's tools and template arguments."""
+        """Return what the target continues: all messages so far, with the record's tools and template arguments."""
         return replace(self._chat, messages=self.history)
 
     def offer(self, tools: list[dict[str, Any]]) -> None:
-        """Take other words for the record's tools, as a server lays them out."""
+        """Replace the record's tools by other words for them, as a server lays them out."""
         self._chat = replace(self._chat, tools=tools)
 
     def seed(self, seed: int) -> int:
-        """Return the seed of the next answer: by the settings' seed, record and turn alone, whoever is answered beside it."""
+        """Return the next answer's seed, from the settings' seed, record and turn alone; other rows do not change it."""
         name = repr((seed, self.key, self.answers)).encode()
         return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") % SEEDS
 
     def _go_on(self) -> None:
-        """To the next turn that is answered; what stands behind the last one stays as it is."""
+        """Take over messages up to the next turn to answer; those behind the last answer stay as they are."""
         while self._left and self._left[0]["role"] != "assistant":
             self.history.append(self._left.popleft())
         if not self._left:
             self.end = ANSWERED
 
     def take(self, answer: Answer) -> None:
-        """Go on with the answer to the last question. A conversation ends with an answer that is torn or no text."""
+        """Take the answer to the last question and go on. An answer that is torn or no text ends the conversation."""
         self.tokens += answer.tokens
-        text = answer.text.rstrip("\ufffd") if answer.cut else answer.text  # half a character at a torn end is no text
+        text = answer.text.rstrip("\ufffd") if answer.cut else answer.text  # half a character at the cut is no text
         fault = answer.fault or _fault(text, answer.thought)
         if not answer.fault and self._thinks_on(text, answer.thought):
             fault = OPEN_THOUGHT
@@ -139,21 +139,21 @@ class Conversation:
         return opened is not None and opened.closer not in text
 
     def refuse(self, reason: str) -> None:
-        """End where the next question cannot be asked."""
+        """End, since the next question cannot be asked."""
         self._stop(reason, SKIPPED)
 
     def fail(self, reason: str) -> None:
-        """End without the engine's answer; the record counts as failed, whatever was answered before."""
+        """End, since the engine gave no answer; the record counts as failed, whatever was answered before."""
         self.end, self.reason = FAILED, reason
 
     def _stop(self, reason: str, without: str) -> None:
-        """End with the last answer. without: what it is called where there is none."""
+        """End with the last answer. without: the `end` of a conversation that has none."""
         while self.history and self.history[-1]["role"] != "assistant":
             self.history.pop()
         self.end, self.reason = SHORTENED if self.answers else without, reason
 
     def line(self) -> dict[str, Any]:
-        """Return the record as it stands in the journal."""
+        """Return the record's line in the journal."""
         line: dict[str, Any] = {"record": list(self.key), "end": self.end}
         line |= {"reason": self.reason, "answers": self.answers, "tokens": self.tokens}
         if self.end not in TAKEN:
@@ -165,7 +165,7 @@ class Conversation:
 
 
 def _to_answer(record: dict[str, Any]) -> Chat | str:
-    """Return the conversation of a record, or why nobody can answer it anew. Raises RecordError."""
+    """Return the conversation of a record, or the reason why it cannot be answered anew. Raises RecordError."""
     document = to_messages_or_text(record, unanswered=True)
     if isinstance(document, Text):
         return "running text, which asks nothing"
@@ -182,7 +182,7 @@ def _to_answer(record: dict[str, Any]) -> Chat | str:
 
 
 def _fault(text: str, thought: str) -> str:
-    """Return the reason why a text with the thought before it can be no answer of a record; empty for none."""
+    """Return the reason why a text and the thought before it cannot be an answer; "" if they can."""
     try:
         check_text(text, "it")
         check_characters(thought, "it")
@@ -192,10 +192,10 @@ def _fault(text: str, thought: str) -> str:
 
 
 class Asker:
-    """Lays out what is asked, within the target's positions. Raises ValueError where answers would leave no room for a prompt,
-    and for answers that can be read by a server alone.
+    """Lay out questions within the target's positions, and read answers.
 
-    ends: the tokens that end an answer: the tokenizer's, those of the target's generation settings, the chat template's.
+    ends: the tokens that end an answer, of the tokenizer, the target's generation settings and the chat template. Raises
+    ValueError if answers leave no room for a prompt, and for a target whose answers only a server can read.
     """
 
     def __init__(self, tokenizer: Any, target: Path, positions: int, settings: Regenerate, key: str) -> None:
@@ -215,7 +215,7 @@ class Asker:
             )
 
     def prompts(self, conversations: Sequence[Conversation]) -> list[list[int] | None]:
-        """Return the token ids of each one's next question; None where it cannot be asked, which ends the conversation."""
+        """Return the token ids of each one's next question; None where it cannot be asked, which ends that conversation."""
         found: list[list[int] | None] = []
         for each, made in zip(conversations, self.encoder.requests([each.asked for each in conversations]), strict=True):
             found.append(None)
@@ -229,7 +229,7 @@ class Asker:
         return found
 
     def first_lengths(self, conversations: Sequence[Conversation]) -> dict[Key, int]:
-        """Return the tokens of each first question; those that cannot be asked end, and are left out."""
+        """Return the number of tokens of each first question; conversations that cannot be asked end, and are left out."""
         lengths: dict[Key, int] = {}
         for start in range(0, len(conversations), TOGETHER):
             some = conversations[start : start + TOGETHER]
@@ -238,21 +238,21 @@ class Asker:
         return lengths
 
     def without_control(self, answer: Answer) -> Answer:
-        """Return a server's answer: with a fault where it spells a special token, without tokens that are not its own."""
+        """Return a server's answer, with a fault if it spells a special token, and without ids that are not its own."""
         control = next((name for name in self._special.values() if name in answer.text or name in answer.thought), None)
         if control is not None and not answer.fault:
             return replace(answer, fault=f"{HOLDS} {control}")
         return answer if answer.ids is None or self._are_of(answer, answer.ids) else replace(answer, ids=None)
 
     def _are_of(self, answer: Answer, ids: tuple[int, ...]) -> bool:
-        """Tell whether a server's answer has these tokens: they end as it does and decode to its thought and text."""
+        """Tell whether a server's answer has these tokens: they end as it does, and decode to its thought and text."""
         if not ids or max(ids) >= self.tokens or (ids[-1] in self.ends) == answer.cut:
             return False
         said = self.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return answer.text.strip() in said and answer.thought.strip() in said
 
     def answer(self, tokens: list[int]) -> Answer:
-        """Return the answer that these tokens are. Its last character may be torn, where a limit of tokens has cut it."""
+        """Return the answer that these tokens spell. A limit of tokens may have torn its last character."""
         ended = tokens[-1] in self.ends
         said = tokens[:-1] if ended else tokens
         text = str(self.tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False))
@@ -266,14 +266,14 @@ class Asker:
 
 
 def hashes_of(raw: dict[str, Any]) -> dict[str, str]:
-    """Return the hashes of a raw manifest's records, which alone decide what is answered."""
+    """Return the hashes of a raw manifest's record files; nothing else of it decides what is answered."""
     return {name: raw["files"][f"{name}.jsonl"]["sha256"] for name in FILES}
 
 
 def ends_of(tokenizer: Any, target: Path, encoder: Encoder) -> Collection[int]:
-    """Return the tokens that end an answer. Raises ValueError for a chat template that lays out no answer."""
+    """Return the tokens that end an answer. Raises ValueError if the chat template lays out no answer."""
     eos: Any = None
-    for name in ("config.json", "generation_config.json"):  # the second one's word counts
+    for name in ("config.json", "generation_config.json"):  # the second one wins
         if (target / name).is_file():
             eos = read_json(target / name).get("eos_token_id", eos)
     try:

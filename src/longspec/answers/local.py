@@ -1,4 +1,4 @@
-"""The target itself as the engine: conversations in batches, through transformers, each row by its own random numbers.
+"""The target itself as the engine: batches of conversations through transformers, each row with its own random numbers.
 
 Shapes: B rows, S new tokens, T tokens of prompt and answer, V vocabulary.
 """
@@ -19,13 +19,13 @@ from longspec.decode.sampling import Sampler
 from longspec.distributed import Ranks
 from longspec.models.target import group_of, place_target, resolve_dtype, tensor_of_first_rank, within_memory
 
-STAYING = 7 / 8  # of a batch: while more of its rows go on, copying their cache costs more than those that have ended
+STAYING = 7 / 8  # of a batch's rows: while more go on, copying their cache costs more than the ended rows
 
 
 def batches(conversations: list[Conversation], lengths: dict[Key, int], settings: Regenerate) -> list[list[Conversation]]:
-    """Group conversations of about the same number of turns and length of their first prompt, the longest first.
+    """Return batches of conversations with as many turns and a first prompt of about the same length, the longest first.
 
-    A function of the records and settings alone: a job that goes on answers whole batches again, in the same company.
+    Batches depend on the records and settings alone: a job that goes on answers whole batches again, with the same rows.
     """
     order = sorted(conversations, key=lambda each: (each.turns, lengths[each.key], each.key), reverse=True)
     made = []
@@ -39,9 +39,9 @@ def batches(conversations: list[Conversation], lengths: dict[Key, int], settings
 
 
 def answered(conversations: list[Conversation], done: set[Key], asker: Asker, ranks: Ranks) -> Iterator[list[Conversation]]:
-    """Yield those that are not done yet, a batch at a time; every rank yields the same.
+    """Yield the conversations that are not done yet, a batch at a time; every rank yields the same.
 
-    ranks: that have joined to hold the target together, which is loaded for the first batch.
+    ranks: they hold the target together and have joined already. The target is loaded for the first batch.
     """
     lengths = asker.first_lengths([each for each in conversations if not each.end])
     yield [each for each in conversations if each.end and each.key not in done]
@@ -56,7 +56,7 @@ def answered(conversations: list[Conversation], done: set[Key], asker: Asker, ra
 
 
 def answer(batch: list[Conversation], target: Any, asker: Asker) -> None:
-    """Answer conversations to their ends, turn by turn."""
+    """Answer a batch of conversations to their ends, turn by turn."""
     settings = asker.settings
     while going := [each for each in batch if not each.end]:
         prompts = zip(going, asker.prompts(going), strict=True)
@@ -74,11 +74,10 @@ def answer(batch: list[Conversation], target: Any, asker: Asker) -> None:
 def decode(
     target: Any, prompts: list[list[int]], new_tokens: int, ends: Collection[int], samplers: list[Sampler]
 ) -> list[list[int]]:
-    """Return the tokens after each prompt: through the first of `ends`, or `new_tokens` of them.
+    """Return the tokens after each prompt, through the first one in `ends`, at most `new_tokens`.
 
-    Rows are padded on the left, and those that have ended leave the batch together. samplers: each row's own, all of one
-    temperature and top_p; then a row's draws do not depend on the rows beside it. Raises ValueError for logits that are no
-    numbers.
+    Rows are padded on the left; ended rows leave the batch together. samplers: one per row, all of one temperature and top_p,
+    so that a row's draws do not depend on other rows. Raises ValueError for logits with inf or NaN.
     """
     rows, found = list(range(len(prompts))), [[] for _ in prompts]  # type: list[int], list[list[int]]
     ids = [torch.tensor(prompt, device=target.device) for prompt in prompts]
@@ -106,7 +105,7 @@ def decode(
 
 
 def _chosen(logits_BV: Tensor, samplers: list[Sampler]) -> Tensor:
-    """Return the next token of each row, int64 [B]."""
+    """Return the next token of each row, int64 [B]. Raises ValueError for logits with inf or NaN."""
     if not logits_BV.amax(-1).isfinite().all():
         raise ValueError(
             "the target's logits hold inf or NaN, so that there is no next token; set data.<name>.regenerate.precision to "

@@ -1,4 +1,4 @@
-"""The answers of all shards as a folder like that of raw records, which `tokenize` and evaluations read in its place.
+"""The answers of all shards as a folder like that of raw records; `tokenize` and evaluations read it instead.
 
 train.jsonl, held_out.jsonl    {"messages": [...], "line": of the raw file}, the answers' tokens where they are known, tools and
                                template arguments too; in the raw order
@@ -19,11 +19,11 @@ from longspec.atomic_files import checked_manifest, describe_files, read_json, w
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.records import ANSWER_IDS, BESIDE
 
-Place = tuple[int, Path, int]  # a record's line in the raw file, the journal that has its answers, where its line begins there
+Place = tuple[int, Path, int]  # a record's line in the raw file, the journal with its answers, the byte where its line begins
 
 
 def _places(journals: list[Path]) -> dict[str, list[Place]]:
-    """Find where the answers of each file's records stand, in the raw order; texts are not held in memory."""
+    """Return where the answers of each file's records stand, in the raw order. No texts are held in memory."""
     found: dict[str, list[Place]] = {name: [] for name in FILES}
     for path in journals:
         with path.open("rb") as handle:
@@ -47,7 +47,7 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
 
 
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
-    """Return the shards' manifests. Raises ValueError unless they are all shards of one making, of these records, and whole."""
+    """Return the shards' manifests. Raises ValueError unless they are all shards of these records, made alike, and whole."""
     manifests = [checked_manifest(path) for path in shards]
     wanted = manifests[0] | {"raw": hashes_of(read_json(raw))}
     for path, manifest in zip(shards, manifests, strict=True):
@@ -73,7 +73,7 @@ def _added(manifests: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
-    """Write the folder of `out`, its manifest. Raises ValueError as of _checked, and where nothing is left to train on."""
+    """Write the folder of `out`; return its manifest. Raises ValueError as _checked does, and if no record is to train on."""
     manifests = _checked(shards, raw)
     of_raw, counts = read_json(raw), _added(manifests)
     places = _places([path.parent / JOURNAL for path in shards])
@@ -81,7 +81,7 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
         key, reasons = f"data.{of_raw['name']}.regenerate", answer_reasons(counts)
         less = f"raise {key}.new_tokens, or set {key}.cut: keep" if CUT_BY_LIMIT in reasons else f"remove {key}"
         raise ValueError(f"{raw}: no record for training has an answer: {reasons}; {less}")
-    out.unlink(missing_ok=True)  # it must not stand beside other records
+    out.unlink(missing_ok=True)  # an old manifest must not stand beside new records
     written = {name: jsonl.write(out.parent / f"{name}.jsonl", _records(places[name])) for name in FILES}
     assert sum(written.values()) == counts["records"] - sum(counts["ends"][end] for end in set(ENDS) - set(TAKEN))
     manifest = {

@@ -1,4 +1,4 @@
-"""A server of the target that the job starts itself, and ends with itself."""
+"""A server of the target that the job itself starts and ends."""
 
 import os
 import shlex
@@ -14,11 +14,11 @@ from pathlib import Path
 
 from longspec.distributed import log
 
-# As longspec.measure.engines.vllm asks of vLLM: nothing is reported, and nothing is asked of a network.
+# As longspec.measure.engines.vllm sets them for vLLM: nothing is reported, and no network is asked.
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 PAST_PROXIES = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-LOOK = 1.0  # seconds between two looks whether it answers
-ENDING = 20.0  # that it has for its own way out
+LOOK = 1.0  # seconds between two checks whether it answers
+ENDING = 20.0  # seconds in which it may end by itself
 
 
 def free_port() -> int:
@@ -29,10 +29,10 @@ def free_port() -> int:
 
 @contextmanager
 def started(command: str, target: Path, minutes: float, output: Path) -> Iterator[str]:
-    """Start a server and yield its address when it answers, for the length of a block; what it prints stands in `output`.
+    """Start a server and yield its address once it answers; it ends with the block. `output` gets what it prints.
 
-    Raises ValueError for a server that cannot be started, ends otherwise, within the block too, or gives no sign of life for so
-    many minutes.
+    Raises ValueError if the server cannot be started or does not answer within `minutes`, or if it ended by itself, also when
+    the block failed for that.
     """
     port = str(free_port())
     words = [word.replace("{model}", str(target)).replace("{port}", port) for word in shlex.split(command)]
@@ -59,16 +59,16 @@ def started(command: str, target: Path, minutes: float, output: Path) -> Iterato
 
 
 def _guard(process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-    """Start what kills the server and all that it has started when this process is killed: the pipe to it closes then.
+    """Start a process that kills the server and its children if this process is killed: its pipe then closes.
 
-    They would keep their memory, on GPUs too, and the next try would find none.
+    Otherwise they would keep their memory, on GPUs too, and the next try would find none.
     """
     command = ["sh", "-c", 'read _; kill -s KILL -- "-$0"', str(process.pid)]
     return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output: Path) -> None:
-    """Wait until the server answers. Raises ValueError for one that ends before it does, or that takes too long."""
+    """Wait until the server answers. Raises ValueError if it ends first or takes too long."""
     began = time.monotonic()
     while process.poll() is None:
         if _answers(address):
@@ -84,7 +84,7 @@ def _wait(process: subprocess.Popen[bytes], address: str, minutes: float, output
 
 
 def _answers(address: str) -> bool:
-    """Return whether there is a server already, be it one that wants a key first; one that is loading says 503."""
+    """Tell whether the server answers, even if it only asks for a key. One that is still loading says 503."""
     try:
         PAST_PROXIES.open(f"{address}/models", timeout=LOOK * 5).close()
     except urllib.error.HTTPError as error:
@@ -100,7 +100,7 @@ def _ended(process: subprocess.Popen[bytes], output: Path) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the server and what it has started, as it likes at first."""
+    """End the server and its children: by SIGTERM first, then by SIGKILL."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, how)

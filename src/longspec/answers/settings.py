@@ -16,12 +16,12 @@ from longspec.config.typed import Filled, Number, Rate, Seed, Share, Temperature
 LOCAL, ENDPOINT = "transformers", "endpoint"
 KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
-BATCH_TOKENS = 2**16  # of prompts and answers with their padding, in the cache at a time; one row may have more
-SHORTEST_WAIT, SLOWEST = 600.0, 5.0  # seconds, and tokens a second of an answer, that a server has when no timeout is given
-# In a shard's folder: a line for each record that is done; what the server prints that the job has started; the key under which
-# a shard says what its server calls the model that answered.
+BATCH_TOKENS = 2**16  # of prompts and answers with padding, in the cache at a time; one row alone may have more
+SHORTEST_WAIT, SLOWEST = 600.0, 5.0  # the default timeout: seconds at least, and tokens of an answer a second
+# In a shard's folder: a line for each finished record; the output of a server that the job started. In a shard's manifest: the
+# key of the name that its server has for the model.
 JOURNAL, PRINTED, SERVED = "journal.jsonl", "server.log", "served_model"
-# Keys that make no other answers: how they are come by. All others name the folder of the answers.
+# Keys that change how answers are made, not the answers. All other keys name the folder of the answers.
 RUNTIME = ("max_failed", "batch", "endpoint", "server", "server_minutes", "requests", "tries", "timeout")
 ONLY = {
     "precision": LOCAL,
@@ -31,7 +31,7 @@ ONLY = {
 
 
 def _checked_address(text: str) -> str:
-    """Return an address. Raises ValueError for a port above 65535 and for brackets around what is no IPv6 address."""
+    """Return an address. Raises ValueError for a port above 65535, and for brackets around anything but an IPv6 address."""
     _ = urlsplit(text).port
     return text
 
@@ -75,14 +75,14 @@ class Regenerate(Known):
 
     @property
     def seconds(self) -> float:
-        """Return the seconds after which a request without its whole answer is tried again."""
+        """Return the seconds after which a request without a whole answer is tried again."""
         return self.timeout or max(SHORTEST_WAIT, self.new_tokens / SLOWEST)
 
 
 def parse(name: str, given: dict[str, Any]) -> Regenerate:
-    """Return the settings of dataset `name`. Raises ValueError, with the key, for those that do not go together."""
+    """Return the settings of dataset `name`. Raises ValueError, with the key, if they do not go together."""
     key = f"data.{name}.regenerate"
-    # 0 and 0.0 are one temperature, and name one folder.
+    # 0 and 0.0 are one temperature and must name one folder.
     settings = Regenerate(**given | {each: float(given[each]) for each in ("temperature", "top_p") if each in given})
     for each in given:
         if ONLY.get(each, settings.engine) != settings.engine:
@@ -95,7 +95,7 @@ def parse(name: str, given: dict[str, Any]) -> Regenerate:
 
 
 def _check_place(key: str, settings: Regenerate) -> None:
-    """Raise ValueError where it is not said who answers: a running server, or one that the job starts."""
+    """Raise ValueError unless the settings give either a running server's address or a command that can start one."""
     if (settings.endpoint is None) == (settings.server is None):
         raise ValueError(
             f"{key}: engine: {ENDPOINT} needs either endpoint (http://host:8000/v1, where the target is served) or server (the "
@@ -116,7 +116,7 @@ def _check_place(key: str, settings: Regenerate) -> None:
         raise ValueError(
             f"{key}.server: --api-key would stand in logs; set the variables VLLM_API_KEY, which vLLM reads, and OPENAI_API_KEY"
         )
-    # A bare name may be found on the GPU nodes alone.
+    # A bare name may exist on the GPU nodes only.
     if "/" in words[0] and shutil.which(words[0]) is None:
         raise ValueError(
             f"{key}.server: {words[0]}: no such program; `make .venv-serve/vllm/.stamp` makes .venv-serve/vllm/bin/python"
@@ -124,7 +124,7 @@ def _check_place(key: str, settings: Regenerate) -> None:
 
 
 def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
-    """Return the most tokens that a prompt may have in a target of so many positions. Raise ValueError where they do not do."""
+    """Return the most tokens of a prompt, of the target's `positions`. Raises ValueError if the settings do not fit them."""
     room = positions - settings.new_tokens
     if room < 1:
         raise ValueError(
@@ -140,12 +140,12 @@ def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:
 
 
 def deciding(settings: Regenerate) -> str:
-    """Return the settings that decide the answers, as canonical JSON; the other engine's keys are left out."""
+    """Return the settings that decide the answers, as canonical JSON, without the other engine's keys."""
     return json.dumps({name: value for name, value in _given(settings) if name not in RUNTIME}, sort_keys=True)
 
 
 def runtime(settings: Regenerate) -> str:
-    """Return the settings that decide no answer."""
+    """Return the settings that change no answer, as canonical JSON, without the other engine's keys."""
     return json.dumps({name: value for name, value in _given(settings) if name in RUNTIME}, sort_keys=True)
 
 
@@ -155,6 +155,6 @@ def _given(settings: Regenerate) -> list[tuple[str, Any]]:
 
 
 def folder_name(settings: Regenerate) -> str:
-    """Return the folder, below those of target and dataset, of answers by these settings."""
+    """Return the name of the folder of answers by these settings, below the folders of target and dataset."""
     how = "greedy" if settings.temperature == 0 else f"t{settings.temperature:g}"
     return f"{how}-{settings.new_tokens}-{sha256_text(deciding(settings))[:HASH_LETTERS]}"

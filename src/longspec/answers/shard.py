@@ -1,6 +1,6 @@
-"""One shard of a dataset's records, answered by the target: the `shard` verb.
+"""Answers by the target to one shard of a dataset's records: the `shard` verb.
 
-journal.jsonl    a line for each record that is done, in the order in which they were; what a killed job goes on from
+journal.jsonl    a line for each finished record, in the order of finishing; a killed job goes on from it
 shard.json       written last: the counts, and the journal's hash
 """
 
@@ -33,7 +33,7 @@ MAX_REASONS = 10  # in an error or a log
 
 
 class Tally:
-    """Counts over `total` records, of which those of `lines` were done before."""
+    """Count over `total` records; `lines` are those that were done before."""
 
     def __init__(self, total: int, lines: Iterable[dict[str, Any]]) -> None:
         self.total, self.ends, self.reasons = total, Counter[str](), Counter[tuple[str, str]]()
@@ -44,17 +44,17 @@ class Tally:
         self._before, self._tokens_before = self.ends.total(), self.tokens
 
     def count(self, line: dict[str, Any]) -> None:
-        """Count one more. line: as the journal has it."""
+        """Count one more record. line: as the journal has it."""
         self.ends[line["end"]] += 1
         if line["end"] != FAILED:
             self.answers, self.tokens = self.answers + line["answers"], self.tokens + line["tokens"]
         if line["reason"]:
-            # One line for messages that differ in numbers alone; an address keeps its own.
+            # Messages that differ in numbers alone share one line; an address keeps its numbers.
             reason = re.sub(r"(\w+://\S+)|\d+", lambda found: found[1] or "N", line["reason"])
             self.reasons[line["end"], reason] += 1
 
     def tell(self, every: float = 0.0) -> None:
-        """Log how far it is, how fast, and the time left; not again within so many seconds."""
+        """Log progress, speed and time left, at most once in `every` seconds."""
         if time.monotonic() - self._told < every:
             return
         self._told = time.monotonic()
@@ -64,7 +64,7 @@ class Tally:
         log(f"{done:,} of {self.total:,} records, {self.ends[FAILED]:,} failed, {rate:,.0f} tokens/s, {left} left")
 
     def check(self, most: float) -> None:
-        """Raise ValueError, with the reasons, when more than this share of all records failed."""
+        """Raise ValueError, with the reasons, if more than the share `most` of all records failed."""
         failed = self.ends[FAILED]
         if failed > most * self.total:
             found = [(count, reason) for (end, reason), count in self.reasons.most_common() if end == FAILED]
@@ -104,11 +104,11 @@ def read(raw: Path, shard: int, num_shards: int, cut: str) -> list[Conversation]
 def make(
     raw: Path, target: Path, tokenizer: Path, settings: Regenerate, part: tuple[int, int], out: Path, ranks: Ranks = ALONE
 ) -> dict[str, Any]:
-    """Answer the shard `part` of (shard, number of shards); its manifest, which `out` then holds.
+    """Answer one shard and write its manifest to `out`; return the manifest. part: (shard, number of shards).
 
-    raw, target, tokenizer: their manifests; ranks: that hold the target together, of which the first one writes. Raises
-    ValueError for files that are not those of the manifests, and when too many records failed: the next job goes on with these.
-    Answers by other settings, of another target, or by a server that serves another model, are left out by name.
+    raw, target, tokenizer: their manifests. ranks: they hold the target together, and the first one writes. Raises ValueError
+    if files differ from their manifests, and if too many records failed, which the next job tries again. Answers by other
+    settings, of another target, or by a server that serves another model are left out, and the log says so.
     """
     shard, num_shards = part
     if ranks.world_size > 1:
@@ -119,7 +119,7 @@ def make(
     folder = Path(checked_folder(target))
     made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": hashes_of(dataset)}
     made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
-    endpoint = None  # where this job computes, or starts a server
+    endpoint = None  # None as long as this job computes, or has not started its server
     if settings.endpoint is not None:
         endpoint = client.Client(settings.endpoint, settings, _names_of(target, folder, out.parent.parent))
         made_with |= {SERVED: endpoint.find_model()}
@@ -127,7 +127,7 @@ def make(
     asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
     with ExitStack() as alone:
-        if ranks.is_main:  # no other job writes here, and the manifest must not stand beside a journal that grows
+        if ranks.is_main:  # no other job writes here, and no manifest may stand beside a journal that grows
             alone.callback(acquire(out.parent).release)
             out.unlink(missing_ok=True)
         identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
@@ -141,7 +141,7 @@ def make(
 
 
 def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
-    """Return the names under which a server may have the target: its source's, its folder's, and those that have answered."""
+    """Return the names that a server may have for the target: its source's, its folder's, and those that answered before."""
     source, hashed = str(read_json(target)["source"]), sha256_file(target)
     source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
     names = [Path(source).name, "/".join(folder.parts[-2:])]
@@ -155,7 +155,7 @@ def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
 def _answer(
     conversations: list[Conversation], journal: Journal, asker: Asker, endpoint: client.Client | None, ranks: Ranks
 ) -> Tally:
-    """Write a line of the journal for each conversation that did not fail; a server of the job's own lives as long."""
+    """Journal each conversation that does not fail; return the tally. A server that this job starts ends with this call."""
     settings, lines = asker.settings, journal.lines or []
     done = {(name, number) for name, number in (line["record"] for line in lines)}
     tally = Tally(len(conversations), lines)
