@@ -40,7 +40,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run a verb; an error is one line."""
+    """Run a verb; print an error in one line."""
     given = sys.argv[1:] if argv is None else argv
     name = given[0] if given else ""
     if name in PASSED_ON:

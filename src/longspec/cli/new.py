@@ -37,8 +37,8 @@ method: {method}
 # evaluation: {{prompts: 40, new_tokens: 24, shapes: [4]}}
 """
 PLAIN = ((".jsonl", ""), (".json", ""))  # kinds of files
-BYTES = 4  # of a token, before a tokenizer is asked
-SIZE = 1024  # of the product by which a processor is measured
+BYTES = 4  # of a token, as long as no tokenizer is asked
+SIZE = 1024  # side of the matrices whose product measures a processor
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the file, plan it and say its cost. Raises ValueError where the file is there already."""
+    """Write the file, plan it and print its cost; return the plan's exit code. Raises ValueError if the file is there."""
     path = options.run
     if path.suffix != SUFFIX:
         raise ValueError(f"{path}: give a file that ends in {SUFFIX}")
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def scalar(text: str) -> str:
-    """Return a text as YAML's flow style reads it: as it is where that does, else in quotes."""
+    """Return a text as YAML's flow style reads it: unquoted if that works, else in quotes."""
     with suppress(yaml.YAMLError):
         if yaml.safe_load(f"{{a: {text}}}") == {"a": text}:
             return text
@@ -88,7 +88,7 @@ def scalar(text: str) -> str:
 
 
 def cost_lines(path: Path, target: str, data: str) -> list[str]:
-    """Return what was found of target, data and machine, and hours, memory and disk as far as these tell them."""
+    """Return what was found of target and data, and the hours, memory and disk on this machine, as far as they are known."""
     facts = facts_of(target, path)
     sizes = {"layers": facts.layers, "tokens": facts.tokens, "positions": facts.positions}
     told = "".join(f", {size:,} {name}" for name, size in sizes.items() if size is not None)
@@ -126,7 +126,7 @@ def cost_lines(path: Path, target: str, data: str) -> list[str]:
 
 
 def _machine(ranks: int, gpus: int) -> tuple[float, str]:
-    """Return operations a second of one rank, and the machine in words: a processor is measured, a GPU is not."""
+    """Return the operations per second of one rank, and the machine in words. A processor is measured, a GPU is not."""
     if gpus:
         return TYPICAL_FLOPS, f"{ranks} of {gpus} GPUs, each taken for one of {TYPICAL_FLOPS / 1e12:.0f} TFLOP/s"
     threads, square = min(STAGE_THREADS, os.cpu_count() or 1), torch.ones(SIZE, SIZE)

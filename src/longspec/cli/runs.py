@@ -25,14 +25,14 @@ from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 
-# Options of Snakemake after which there is nothing to tell; -n may stand among other letters.
+# Options of Snakemake that make nothing, so that there is no report; -n may stand among other letters.
 MAKES_NOTHING = re.compile(r"-(?![cj])[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|unlock|summary|lint|dag|rulegraph|touch|list-rules)")
 CHANGED = "what it begins with has changed"
 EVERY = 30.0  # seconds between two looks at the stages that train
 
 
 def _chosen(options: Namespace) -> list[str]:
-    """Return Snakemake's arguments; it takes the last --config alone, so that all of yours become one, with the run."""
+    """Return Snakemake's arguments. It reads the last --config only, so the user's own are joined into one with the run."""
     settings = ArgumentParser(add_help=False, allow_abbrev=False)
     settings.add_argument("--config", "-C", nargs="*", action="extend", default=[])
     given, others = settings.parse_known_args(options.snakemake)
@@ -40,7 +40,7 @@ def _chosen(options: Namespace) -> list[str]:
 
 
 def snakemake(*arguments: str, look: Callable[[], None] = lambda: None) -> int:
-    """Run Snakemake and return its exit code. look: what is done each EVERY seconds meanwhile. Ctrl-C ends Snakemake first."""
+    """Run Snakemake and return its exit code. look: called every EVERY seconds meanwhile. Ctrl-C ends Snakemake first."""
     process, code = subprocess.Popen([*SNAKEMAKE, *arguments]), None
     try:
         while code is None:
@@ -48,7 +48,7 @@ def snakemake(*arguments: str, look: Callable[[], None] = lambda: None) -> int:
                 code = process.wait(EVERY)
             if code is None:
                 look()
-    except KeyboardInterrupt:  # the terminal has told Snakemake too
+    except KeyboardInterrupt:  # the terminal has sent it to Snakemake too
         while process.poll() is None:
             with suppress(KeyboardInterrupt):
                 process.wait()
@@ -63,7 +63,7 @@ def plan_of(run: str) -> Plan:
 
 
 def plan(options: Namespace) -> int:
-    """Say in some lines what would run: which stages train, and by which keys they differ from what is there."""
+    """Print what would run: which stages train, and in which keys they differ from what is there. Return the exit code."""
     done = subprocess.run([*SNAKEMAKE, "--summary", *_chosen(options)], capture_output=True, text=True)
     if done.returncode:
         print("\n".join(line for line in done.stderr.splitlines() if not line.startswith(("Using", "Config file"))))
@@ -92,9 +92,9 @@ def plan(options: Namespace) -> int:
 
 
 def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
-    """Say of a stage that is to be trained why, its steps, and their time as far as an earlier training tells it.
+    """Return why a stage is to be trained, its steps, and their time if an earlier training shows its pace.
 
-    begins_anew: whether a stage before it is trained too. Like the trainer it goes by the newest checkpoint (find_resumable).
+    begins_anew: whether a stage before it is trained too. The newest checkpoint counts, as in the trainer (find_resumable).
     """
     recipe = compose_stage(run, folder.parent.name, folder.name).recipe
     before = stages.read(folder, folder.name, folder.parent) if (folder / "recipe.yaml").is_file() else None
@@ -121,7 +121,7 @@ def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
 
 
 def _cost(before: stages.Stage | None, steps: int | None) -> str:
-    """Return the number of steps that are to be done, and their time by what those before took."""
+    """Return the steps that are left, and their time at the pace of the last ones, as the end of a line."""
     pace = None if before is None else before.middle("seconds")
     if steps is None:
         return ""
@@ -129,7 +129,7 @@ def _cost(before: stages.Stage | None, steps: int | None) -> str:
 
 
 def train(options: Namespace) -> int:
-    """Make a run's final draft, and say what came out."""
+    """Make a run's final draft and print its report; return the exit code."""
     results, steps, warned = Path("results") / name_of(options.run), dict[str, int](), set[str]()
 
     @cache
@@ -139,7 +139,7 @@ def train(options: Namespace) -> int:
         return []
 
     def look() -> None:
-        with suppress(OSError, ValueError):  # of folders that change meanwhile; the run itself goes on
+        with suppress(OSError, ValueError):  # folders change meanwhile; the run itself goes on
             for line in (*progress(results, steps), *unlike_served(rows(), warned)):
                 print(line, flush=True)
 
@@ -149,20 +149,20 @@ def train(options: Namespace) -> int:
 
 
 def _is_told(results: Path) -> bool:
-    """Tell whether a run's report is of the stages as they are: --until may have trained one behind it."""
+    """Tell whether a run's report is of the stages as they are; with --until one may have been trained after it."""
     made = results / "report.json"
     return made.is_file() and all(path.stat().st_mtime <= made.stat().st_mtime for path in results.glob("*/*/checkpoint.json"))
 
 
 def unlike_served(rows: list[str], told: set[str]) -> list[str]:
-    """Return what packed rows that are there by now warn of, each once. told: those that were looked at; updated."""
+    """Return the warnings of packed rows that are there by now, each once. told: paths that were looked at; updated."""
     there = [path for path in rows if path not in told and Path(path).is_file()]
     told.update(there)
     return [warning for path in there if (warning := unlike_served_warning(read_json(Path(path))))]
 
 
 def progress(results: Path, told: dict[str, int]) -> list[str]:
-    """Return a line for each stage below a run's folder that has come further. told: by stage its step; updated."""
+    """Return a line for each stage below a run's folder that has moved on. told: each stage's last step; updated."""
     found = []
     for stage in stages.find(results):
         if stage.state != "running" or stage.step == told.get(stage.name):
@@ -176,7 +176,7 @@ def progress(results: Path, told: dict[str, int]) -> list[str]:
 
 
 def report(options: Namespace) -> int:
-    """Print what a finished run says. Raises ValueError where there is no report yet."""
+    """Print a finished run's report and return 0. Raises ValueError if there is no report yet."""
     name = name_of(options.run)
     told = ending.lines(name, options.run)
     if not told:

@@ -25,11 +25,11 @@ from longspec.models.target_config import read_target_config
 from longspec.workflow.serves import ServesPlan
 
 SERVERS = (VLLM, LLAMA_CPP)  # engines with a server, the first choice first
-# What a call may run: nothing is trained because a draft is served.
+# Rules that a call may run: serving a draft trains nothing.
 MEASURES = ("evaluate", "serves_page", "check_serves", "serves")
-AS_LLAMA = ("qwen2",)  # architectures beside which llama.cpp runs no draft; our export writes such a target as llama
+AS_LLAMA = ("qwen2",)  # llama.cpp runs no draft beside these architectures; our export writes such a target as llama
 POSITIONS = 2048  # of a text on a CPU, so that its cache fits
-SERVER = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as a measurement has it, but that requests come side by side
+SERVER = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as for a measurement, but requests come side by side
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show what the engines keep of the draft, and become vLLM's server. For llama.cpp print what to type.
+    """Show what the engines keep of the draft, then become vLLM's server. For llama.cpp print the commands to type.
 
-    Raises ValueError for a draft that is not there, or that the engine does not load.
+    Raises ValueError if there is no draft, or if the engine does not load it.
     """
     plan = plan_of(options.run)
     [name] = plan.runs
@@ -67,18 +67,18 @@ def run(options: argparse.Namespace) -> None:
         raise ValueError(f"{engine.title} {standings[engine.name].why}")
     served = methods.served(config["draft"], engine.name)
     folder = draft / (served.layout or "")
-    if not folder.is_dir():  # of a draft from before this layout
+    if not folder.is_dir():  # a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     numbers = Path(f"results/{name}/serves.json")
-    # Else they may be of an earlier draft.
+    # Otherwise they may be of an earlier draft.
     if numbers.is_file() and (not code or numbers.stat().st_mtime >= (draft / "provenance.json").stat().st_mtime):
         show(read_json(numbers)["variants"][variant])
     if code:
         print("vLLM keeps clearly less than our loop, or it was not measured, as is said above; it is started all the same")
     speculative = {"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens}
-    speculative["draft_sample_method"] = "probabilistic"  # else drafts of sampled text are greedy, and fewer of them are kept
+    speculative["draft_sample_method"] = "probabilistic"  # else drafts of sampled text are greedy, and fewer are kept
     words = [section.get("serve_python", engine.python), "-m", "vllm.entrypoints.openai.api_server"]
     words += ["--model", config["target_path"], "--speculative-config", json.dumps(speculative), *more]
     print(join(words), flush=True)
@@ -95,7 +95,7 @@ def _on_this_machine(target: str, draft: Path) -> list[str]:
 
 
 def show(measured: dict[str, Any]) -> None:
-    """Print the share of rounds that kept each drafted token if they kept all before it. measured: as serves.json has it."""
+    """Print the share of rounds that kept each drafted token, of those that kept all before it. measured: serves.json."""
     for group in measured["groups"]:
         table = Table(title=f"{group['prompts']} held-out prompts of {', '.join(group['tasks'])}, greedy", title_justify="left")
         for column in ("", *map(str, range(1, measured["chain"] + 1)), "tokens a round", "rounds"):
@@ -107,11 +107,11 @@ def show(measured: dict[str, Any]) -> None:
 
 
 def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens: int) -> list[str]:
-    """Return the commands that write a draft and its target as GGUF files and start a llama.cpp of the user's with them.
+    """Return the commands that write a draft and its target as GGUF files and start the user's llama.cpp with them.
 
-    config: the draft's config.json; tokens: drafted ones of a round. A target that came from a GGUF file is served from
-    it, unless llama.cpp runs no draft beside its architecture.
-    Where llama.cpp shows a draft all of a text in spite of its sliding window, texts are kept within the window.
+    config: the draft's config.json. tokens: drafted tokens of a round. A target that came from a GGUF file is served from that
+    file, unless llama.cpp runs no draft beside its architecture. Where llama.cpp shows a draft the whole text in spite of its
+    sliding window, texts are kept within the window.
     """
     beside, source = draft.parent, str(config.get("target_source") or "")
     is_served = is_gguf(source) and Path(source).is_file() and config.get("target", {}).get("model_type") not in AS_LLAMA
@@ -120,7 +120,7 @@ def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens:
     window = None if served.windows else getattr(recipe.method, "sliding_window", None)
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
-    if is_gguf(source):  # whose weights were made float32 here; rows of 32 numbers are quantized together
+    if is_gguf(source):  # its weights were made float32 here; rows of 32 numbers are quantized together
         sizes = [config["target"]["hidden_size"]]
         sizes += [config.get("settings", {}).get("intermediate_size") or config["target"]["intermediate_size"]]
         export += ["--dtype", "f16" if any(size % 32 for size in sizes) else "q8_0"]

@@ -35,15 +35,15 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
-CHARACTERS = 400  # of a text that is gone on with
+CHARACTERS = 400  # of a running text that is continued
 EQUAL = "texts equal"
-LEFT_OUT, LOOKED_UP = "leave it out", "take prompt lookup alone"  # what generate does where the draft does not pay
+LEFT_OUT, LOOKED_UP = "leave it out", "take prompt lookup alone"  # what generate does if the draft does not pay
 
 
 def target_of(draft: Path, given: str | None) -> str:
-    """Return the folder of the target: the given one, or the one that a draft was trained for.
+    """Return the target's folder: the given one, or the one that the draft was trained for.
 
-    Raises ValueError where it is not on this machine.
+    Raises ValueError if it is not on this machine.
     """
     told, seen = str(read_json(draft / CONFIG).get("target_path") or ""), f"(seen from {Path.cwd()})"
     if given:
@@ -56,9 +56,9 @@ def target_of(draft: Path, given: str | None) -> str:
 
 
 def asked_of(draft: Path) -> tuple[str, bool]:
-    """Return the first held-out record of the last stage's data: a question, or the beginning of a text; and which it is.
+    """Return the first held-out record of the last stage's data, and whether it is a question; else it is a text's beginning.
 
-    Raises ValueError where that data is not on this machine.
+    Raises ValueError if that data is not on this machine.
     """
     settings = draft / "training_config.yaml"
     stages = yaml_files.read(settings) if settings.is_file() else {}
@@ -75,14 +75,14 @@ def asked_of(draft: Path) -> tuple[str, bool]:
 
 @dataclass
 class Shown:
-    """A text on its way to the terminal, and the seconds that showing it took."""
+    """Show a text at the terminal as it comes, and count the seconds that showing takes."""
 
     console: Console
     pieces: Pieces
     seconds: float = 0.0
 
     def add(self, tokens: list[int]) -> None:
-        """Show the tokens of a round: all but the last are drafted ones."""
+        """Show the tokens of a round; all but the last are drafted ones."""
         began = time.perf_counter()
         for place, token in enumerate(tokens):
             drafted = place < len(tokens) - 1
@@ -101,7 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Decode twice and show both; 1 where the texts differ. Raises ValueError for what cannot be decoded."""
+    """Decode twice and show both; return 1 if the texts differ, else 0. Raises ValueError for what cannot be decoded."""
     if not (options.draft / "config.json").is_file():
         raise ValueError(
             f"{options.draft}: is no draft's folder: it has no config.json; give results/<run>/<variant>/final_draft"
@@ -131,10 +131,10 @@ def run(options: argparse.Namespace) -> int:
 def decode_both(
     target: Any, tokenizer: Any, draft: Path, prompt: list[int], new_tokens: int, console: Console
 ) -> tuple[Plain, float, Row, float]:
-    """Decode a prompt greedily without and with a draft as they come; return both, each with its seconds less the showing."""
+    """Decode a prompt greedily without and with a draft, and show both; return both, each with its seconds without showing."""
     drafter, eos = load_drafter(target, draft), ends_of_text(target, tokenizer)
     room = tokens_ahead(new_tokens, nodes_of(drafter))
-    decode_plain(target, prefill(target, [prompt], room, drafter.reads), 2, eos)  # the first forwards are slower ones
+    decode_plain(target, prefill(target, [prompt], room, drafter.reads), 2, eos)  # the first forwards are slower
     console.rule("the target alone", align="left", style="dim")
     alone = Shown(console, Pieces(tokenizer, prompt))
     start = prefill(target, [prompt], room, drafter.reads)
@@ -147,7 +147,7 @@ def decode_both(
         shape, (way, _) = best_shape(target, drafter, start), best_way(target, drafter, start)
         if isinstance(way.drafter, NoDraft):
             instead = LOOKED_UP if way.copying and way.copying.pays else LEFT_OUT
-    else:  # whose first rounds are slower ones
+    else:  # its first rounds are slower
         speculate(target, drafter, start, max_new_tokens=2 * depth_of(shape), shape=shape)
     console.rule("with the draft; what it drafted is green", align="left", style="dim")
     if instead:
@@ -162,7 +162,7 @@ def decode_both(
 
 
 def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> list[str]:
-    """Say speed, tokens a round, and whether the texts are equal."""
+    """Return lines with speed, tokens per round, and whether the texts are equal."""
     alone, drafted = len(plain.ids) / plain_seconds, len(row.ids) / seconds
     a_round = row.new_tokens / row.rounds if row.rounds else 1.0
     said = [
