@@ -2,8 +2,8 @@
 
     python -m longspec.cluster launch --nodes 2 --ranks 8 --log LOG -- longspec.train ARGUMENTS
 
-In the batch step of a Slurm job, where Snakemake's executor puts what has the resource `mpi`, each node's torchrun is the task
-of a job step, also on one node: Slurm tells a step's task to end before it kills it, but of a batch step only the shell.
+Snakemake's executor starts jobs with the resource `mpi` in the batch step of a Slurm job. There each node's torchrun is the
+task of a job step, also on one node: Slurm signals a step's task before it kills it, but in a batch step only the shell.
 """
 
 import argparse
@@ -24,10 +24,10 @@ from longspec.distributed import GPUS_GIVEN, ON_PROCESSORS, die_with_parent
 from longspec.shown import at_least, one_line
 from longspec.slurm import NoAnswerError, answer_of, ask_patiently, own_job, squeue
 
-# Ports below those that systems give away by themselves; two jobs that share a node have different numbers.
+# Ports below those that systems assign by themselves; two jobs that share a node have different ones.
 FIRST_PORT, PORTS = 20000, 10000
-PATIENCE = 600  # seconds that torchrun gives its ranks after a SIGTERM to end their step and save; its own default is 30
-OTHERS = 60  # seconds for the other nodes, when one has ended, to report why and to give the folder back
+PATIENCE = 600  # seconds that torchrun gives its ranks after SIGTERM to end their step and save; its own default is 30
+OTHERS = 60  # seconds for the other nodes, once one has ended, to report why and give the folder back
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -61,12 +61,12 @@ def srun(options: argparse.Namespace, log: Path | None) -> list[str]:
     command = ["srun", f"--nodes={options.nodes}", f"--ntasks={options.nodes}", "--ntasks-per-node=1", "--mpi=none"]
     command += [f"--cpus-per-task={options.cpus * options.tasks}", "--kill-on-bad-exit=0", f"--wait={OTHERS}"]
     command += [f"--gres={options.gres}"] if options.gres else []
-    # Written by the nodes themselves: the log goes on when the batch step, and srun with it, has ended first.
+    # The nodes write the log themselves, so that it goes on when the batch step, and srun with it, has ended first.
     return command + ([f"--output={log.resolve()}", "--open-mode=append"] if log else [])
 
 
 def nodes_of(job: str) -> list[str]:
-    """Return the names of a Slurm job's nodes; the executor has removed the variables that tell them. Raises ValueError."""
+    """Return the names of a Slurm job's nodes; the executor has removed the variables that name them. Raises ValueError."""
 
     def ask() -> list[str]:
         listed = squeue("--jobs", job, "--format", "%N").strip()
@@ -79,10 +79,10 @@ def nodes_of(job: str) -> list[str]:
 
 
 def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "subprocess.Popen[bytes]":
-    """Start the launcher below, which hears of each signal once.
+    """Start the launcher, `command`, so that it gets each signal once.
 
-    Slurm signals a job's processes by itself. Elsewhere the launcher has a session of its own, in which a terminal's Ctrl-C
-    does not reach it: it is told by this process, and ends with it. A second signal would end torchrun's patience.
+    Slurm signals a job's processes by itself. Elsewhere the launcher has a session of its own, which a terminal's Ctrl-C does
+    not reach: this process passes signals on, and the launcher ends with it. A second signal would end torchrun's patience.
     """
     in_slurm = own_job() is not None
     process = subprocess.Popen(
@@ -100,13 +100,13 @@ def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "s
                 process.send_signal(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # under nohup
+        if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # nohup ignores it
             signal.signal(number, pass_on)
     return process
 
 
 def run(options: argparse.Namespace, environment: dict[str, str], log: Path | None, output: TextIO) -> int:
-    """Run one attempt, from its first line to the failing rank's last words. Raises ValueError for what cannot be started."""
+    """Run one attempt and log it, the failing rank's last words at the end; return 0 or 1. Raises ValueError if it cannot start."""
     in_step = "SLURM_STEP_ID" in os.environ
     if options.nodes > 1 and (in_step or own_job() is None):
         raise ValueError(
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace, environment: dict[str, str], log: Path | No
 
 
 def main(argv: list[str]) -> int:
-    """Start the ranks and wait for them; 0 when all have ended well."""
+    """Start the ranks and wait for them; return 0 if all ended well, else 1."""
     options = parser().parse_args(argv)
     options.module = [word for place, word in enumerate(options.module) if place or word != "--"]
     if not options.module:

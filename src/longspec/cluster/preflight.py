@@ -43,7 +43,7 @@ BYTES = {"cuda": 256 * 2**20, "cpu": 4 * 2**20}  # of the measured all-reduce
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check, and how to fix what is wrong."""
+    """Hold the result of one check, and how to fix what is wrong."""
 
     level: str
     found: str
@@ -52,12 +52,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about a rank that all others get; memory in bytes."""
+    """Hold a rank's facts, which all others get; memory in bytes."""
 
     host: str
     versions: dict[str, str]
-    gpus: int = 0  # that it sees
-    gpu: str = ""  # the name of its own
+    gpus: int = 0  # GPUs that it sees
+    gpu: str = ""  # the name of its own GPU
     memory: int = 0
     host_memory: int = 0
 
@@ -73,7 +73,7 @@ def own_facts(ranks: Ranks, node_mem: int) -> Facts:
 
 
 def host_memory(node_mem: int) -> int:
-    """Return the bytes of main memory that this job may take on its node: of all of it what Slurm leaves it.
+    """Return the bytes of main memory that this job may take on its node: node_mem MB at most under Slurm, else all of it.
 
     The executor removes Slurm's own variables.
     """
@@ -82,7 +82,7 @@ def host_memory(node_mem: int) -> int:
 
 
 def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
-    """Return what every rank gives under a key. Raises ValueError with the first rank that gives nothing in time."""
+    """Return what every rank sets under a key. Raises ValueError that names the first rank that sets nothing in time."""
     store.set(f"preflight/{key}/{ranks.rank}", json.dumps(content))
     found = []
     for rank in range(ranks.world_size):
@@ -96,7 +96,7 @@ def exchange(store: Any, key: str, ranks: Ranks, content: Any) -> list[Any]:
 def all_reduce(ranks: Ranks, minutes: float) -> Finding:
     """Add up over all ranks, as they will when they train: a sum that is known, then a large one, whose speed is measured."""
     device = join(ranks, minutes)
-    # Beside it a stage has such a group for what its ranks agree on.
+    # A stage has such a group too, for what its ranks agree on.
     control = dist.new_group(backend="gloo", timeout=timedelta(minutes=minutes))
     dist.all_reduce(torch.ones(1), group=control)
     vector = torch.arange(EXACT, device=device) * (ranks.rank + 1)
@@ -107,7 +107,7 @@ def all_reduce(ranks: Ranks, minutes: float) -> Finding:
         return Finding(FAIL, f"{wrong} of {EXACT} sums over all ranks are wrong", "take the node out, and tell its keepers")
     large = torch.zeros(BYTES[device.type] // 4, device=device)
     synchronize = torch.cuda.synchronize if device.type == "cuda" else dist.barrier
-    for _ in range(2):  # the first opens the connections
+    for _ in range(2):  # the first one opens the connections
         synchronize()
         began = time.perf_counter()
         dist.all_reduce(large)
@@ -130,7 +130,7 @@ def tried_all_reduce(ranks: Ranks, seconds: float) -> Finding:
 
 
 def check_versions(facts: list[Facts]) -> Finding:
-    """Fail where ranks run other packages."""
+    """Fail if ranks run different packages."""
     of_ranks = {name: {each.host: each.versions[name] for each in facts} for name in facts[0].versions}
     wrong = [f"{name} {by_host}" for name, by_host in of_ranks.items() if len({*by_host.values()}) > 1]
     if wrong:
@@ -139,7 +139,7 @@ def check_versions(facts: list[Facts]) -> Finding:
 
 
 def check_gpus(facts: list[Facts], expected: int) -> Finding:
-    """Fail where a node has too few GPUs; warn where there are none at all, and of several models."""
+    """Fail if a node has too few GPUs; warn if there are none at all, or several models."""
     devices = f"CUDA_VISIBLE_DEVICES is {os.environ.get('CUDA_VISIBLE_DEVICES', 'not set')} on {facts[0].host}"
     fix = f"{devices}, torch {torch.__version__} is for CUDA {torch.version.cuda}; ask Slurm for the GPUs (gres: gpu:N)"
     if not expected and not any(each.gpus for each in facts):
@@ -158,9 +158,9 @@ def check_gpus(facts: list[Facts], expected: int) -> Finding:
 def check_needs(
     target: str, facts: list[Facts], stages: dict[str, tuple[Any, Any]], device: torch.device, out: Path
 ) -> dict[str, Finding]:
-    """Hold what all stages need against memory and disk. A target or global batch that no stage can have is a finding too.
+    """Check memory and disk against what all stages need. A target or global batch that no stage can have is a finding too.
 
-    stages: recipe and runtime of each, by its folder in `out`.
+    stages: recipe and runtime of each stage, by its folder in `out`.
     """
     nodes, needs, name = len({each.host for each in facts}), {}, ""
     try:
@@ -179,10 +179,10 @@ def check_needs(
 
 
 def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Finding:
-    """Fail where a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes.
+    """Fail if a stage, by the project's own estimate, does not fit the GPUs or the main memory of the nodes.
 
-    needs: by stage its processes on a node, and its setup. Under Slurm a stage of fewer processes gets their share of the main
-    memory, as the workflow's own jobs ask for it.
+    needs: for each stage its processes on a node, and its setup. Under Slurm a stage of fewer processes gets their share of the
+    main memory, as the workflow's own jobs ask for it.
     """
     largest = len(facts) // len({each.host for each in facts})
     host_memory, told = min(each.host_memory for each in facts), []
@@ -203,7 +203,7 @@ def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Fin
 
 
 def check_disk(out: Path, needed: int) -> Finding:
-    """Fail where there is no room for what all unfinished stages leave."""
+    """Fail if there is no room for the `needed` bytes that all unfinished stages leave."""
     place = next(path for path in (out, *out.absolute().parents) if path.is_dir())
     free = shutil.disk_usage(place).free
     found = f"{gib(free)} free at {out}, the stages leave up to {gib(needed)}"
@@ -236,9 +236,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace, ranks: Ranks) -> int:
-    """Run this rank; the exit code. What the checks find is rank 0's to say: the others end with 0.
+    """Run this rank's checks; return the exit code. Rank 0 judges what they find: the others return 0.
 
-    Raises ValueError for stages that cannot be read, and for a rank that does not come or falls silent.
+    Raises ValueError if stages cannot be read, or if a rank does not come or falls silent.
     """
     files = zip(options.recipe, options.runtime, strict=True)
     stages = {"/".join(recipe.parent.parts[-2:]): (load(recipe, Recipe), load(runtime, Runtime)) for recipe, runtime in files}
@@ -260,7 +260,7 @@ def run(options: argparse.Namespace, ranks: Ranks) -> int:
 
 
 def concluded(report: Path | None, facts: list[Facts], findings: dict[str, Finding]) -> int:
-    """Print what was found and write the report; the exit code. Raises OSError where it cannot be written."""
+    """Print the findings and write the report; return the exit code. Raises OSError if the report cannot be written."""
     for name, finding in findings.items():
         print(f"{finding.level:4s}  {name:10s}  {finding.found}")
         if finding.fix:
@@ -275,7 +275,7 @@ def concluded(report: Path | None, facts: list[Facts], findings: dict[str, Findi
 
 
 def main(argv: list[str]) -> int:
-    """Run this rank and end it at once: a process group that is broken must not keep it."""
+    """Run this rank and end the process at once: a broken process group must not keep it."""
     options, ranks = parser().parse_args(argv), find_ranks()
     try:
         code = run(options, ranks)

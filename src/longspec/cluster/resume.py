@@ -1,8 +1,8 @@
 """After the controlling Snakemake was killed: wait for its Slurm jobs or cancel them, unlock the folder, go on.
 
-Slurm's jobs outlive the Snakemake that has sent them, and none takes them over: a second one that starts at once would
-send jobs for the same files. Run it in the workflow's folder. Snakemake gets the arguments of the one that was started last
-here, or those behind --.
+Slurm's jobs outlive the Snakemake that sent them, and no other takes them over: a second one that starts at once would send
+jobs for the same files. Run it in the workflow's folder. Snakemake gets the arguments behind --, or those of the Snakemake
+that was started last here.
 """
 
 import argparse
@@ -21,37 +21,37 @@ from longspec.atomic_files import is_alive, read_json, write_json
 from longspec.lease import BOOT_ID
 from longspec.slurm import NoAnswerError, QueuedJob, my_jobs
 
-NOTE = Path(".snakemake/controller.json")  # which process on which machine controls the folder's jobs, or did so last
-GO_ON = ["--profile", "slurm", "final_draft"]  # where no Snakemake has noted its arguments
-SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # also where its environment is not activated
+NOTE = Path(".snakemake/controller.json")  # the process and machine that control the folder's jobs, or did so last
+GO_ON = ["--profile", "slurm", "final_draft"]  # if no Snakemake has noted its arguments
+SNAKEMAKE = [sys.executable, "-m", "snakemake"]  # works without its environment activated
 TOLD_EVERY = 60.0  # seconds
 RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$")
 
 
 def _began(pid: int) -> str:
-    """Return when a process of this machine's present run began, in ticks of its clock; empty when it has ended."""
+    """Return when a process began, as this machine's boot id and clock ticks since boot; "" if it has ended."""
     with suppress(OSError):
-        # Behind the command's name in brackets, which may hold anything (man proc).
+        # Fields behind the command's name in brackets, which may hold anything (man proc).
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        if fields[0] != "Z":  # nobody has asked yet how it ended; in a container perhaps nobody ever does
+        if fields[0] != "Z":  # not a zombie, which has ended; in a container perhaps nobody ever asks how
             return f"{BOOT_ID.read_text().strip()} {fields[19]}"
     return ""
 
 
 def note_controller(folder: Path, *, slurm: bool) -> None:
-    """Write down that this process, a Snakemake, controls the folder's jobs from now on; slurm: whether Slurm runs them."""
+    """Note that this Snakemake process controls the folder's jobs from now on. slurm: whether Slurm runs them."""
     note = {"host": socket.gethostname(), "pid": os.getpid(), "began": _began(os.getpid())}
     write_json(folder / NOTE, note | {"slurm": slurm, "arguments": sys.argv[1:]})
 
 
 def last_note(folder: Path) -> dict[str, Any]:
-    """Return what the Snakemake that was started last here has noted; of none, what may be true."""
+    """Return the note of the Snakemake that was started last here; without one, assume Slurm and GO_ON."""
     found = read_json(folder / NOTE) if (folder / NOTE).exists() else {}
     return {"slurm": True, "arguments": GO_ON} | found
 
 
 def living_controller(folder: Path, note: dict[str, Any]) -> str:
-    """Name the process that may still control the folder's jobs, and what to do about it; empty when there is none."""
+    """Return which process may still control the folder's jobs, and what to do about it; "" if there is none."""
     if "pid" not in note:
         return ""
     host, pid = note["host"], note["pid"]
@@ -64,16 +64,16 @@ def living_controller(folder: Path, note: dict[str, Any]) -> str:
 
 
 def workflow_jobs(folder: Path) -> list[QueuedJob]:
-    """Return the jobs that a Snakemake sent from the folder; others that the user runs there are not ours.
+    """Return the jobs that a Snakemake sent from the folder; other jobs that the user runs there are not ours.
 
-    The executor names them by a number of its run.
+    The executor names a job by the id of its run.
     """
     sent = [job for job in my_jobs() if job.workdir and RUN_ID.search(job.name)]
     return [job for job in sent if Path(job.workdir).resolve() == folder.resolve()]
 
 
 def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
-    """Return once no job of the folder is left. Raises NoAnswerError when Slurm cannot be asked at first."""
+    """Return once no job of the folder is left. Raises NoAnswerError if Slurm cannot be asked at first."""
     jobs, told_at = workflow_jobs(folder), 0.0
     if jobs and cancel:
         subprocess.run(["scancel", *(job.id for job in jobs)], check=True)
@@ -85,12 +85,12 @@ def wait_for_jobs(folder: Path, poll: float, *, cancel: bool) -> None:
             print(f"{time.strftime('%H:%M:%S')} {'cancelled' if cancel else 'waiting for'} {'; '.join(shown)}", flush=True)
             told_at = time.monotonic()
         time.sleep(poll)
-        with suppress(NoAnswerError):  # a scheduler that is away for a while
+        with suppress(NoAnswerError):  # a scheduler may be away for a while
             jobs = workflow_jobs(folder)
 
 
 def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
-    """Wait, unlock, and become Snakemake; 1 when another one is at work here."""
+    """Wait, unlock, and become Snakemake; return 1 if another one is at work here, or if a step fails."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster resume", description=__doc__.split("\n")[0])
     parser.add_argument("--cancel", action="store_true", help="cancel the jobs; a stage that trains saves its step first")
     parser.add_argument(
@@ -113,10 +113,10 @@ def main(argv: list[str]) -> int:  # noqa: RET503 (execv does not return)
         try:
             wait_for_jobs(folder, options.poll, cancel=options.cancel)
         except NoAnswerError:
-            if note["slurm"]:  # of one that needed none there may be none; else another may have sent jobs before it
+            if note["slurm"]:  # without it there may be no Slurm here; with it, an earlier Snakemake may have sent jobs
                 raise
-        # Not sooner: without Slurm's answer it is not sure that no job writes here.
-        subprocess.run([*SNAKEMAKE, "--unlock", *arguments], check=True)  # of the run that they choose
+        # Not sooner: without Slurm's answer a job may still write here.
+        subprocess.run([*SNAKEMAKE, "--unlock", *arguments], check=True)  # of the run that the arguments choose
     except (ValueError, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

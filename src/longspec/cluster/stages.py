@@ -1,4 +1,4 @@
-"""Read the state of trained stages from their folders, at whatever moment. No torch; Slurm is not asked."""
+"""Read the state of trained stages from their folders, at any moment. No torch; Slurm is not asked."""
 
 import json
 import os
@@ -24,10 +24,10 @@ NOT_STARTED = ("PENDING", "CONFIGURING")
 
 @dataclass
 class Stage:
-    """One stage's folder at one moment.
+    """Hold one stage's folder at one moment.
 
-    jobs: this user's, None where Slurm is not asked or gives no answer. holder: the job that holds the folder, or held it last,
-    as its lease file says; silent: seconds since it was last heard of, by two machines' clocks.
+    jobs: this user's jobs, None if Slurm was not asked or gave no answer. holder: the job that holds the folder, or held it
+    last, by its lease file. silent: seconds since its last beat, by the clocks of two machines.
     """
 
     name: str  # demo/sinkpi-slicing/long
@@ -36,26 +36,26 @@ class Stage:
     status: dict[str, Any] = field(default_factory=dict)
     holder: lease.LeaseFile | None = None
     silent: float = 0.0
-    rows: list[dict[str, Any]] = field(default_factory=list)  # the last ones of its metrics
+    rows: list[dict[str, Any]] = field(default_factory=list)  # the last rows of its metrics
     saved: int | None = None  # the last checkpoint's step
     saved_ago: float | None = None
     total: int | None = None
-    recipe: dict[str, Any] | None = None  # with which that checkpoint was made
+    recipe: dict[str, Any] | None = None  # of the last checkpoint
     attempts: int = 0
     log: Path | None = None
 
     @property
     def job_id(self) -> str | None:
-        """The Slurm job that holds its folder, or held it last."""
+        """Return the Slurm job that holds its folder, or held it last; None if there was none."""
         job = self.holder.holder.get("job") if self.holder else None
         return str(job) if job else None
 
     @property
     def job(self) -> QueuedJob | None:
-        """Its job in the queue: the one that holds its folder, else one that the executor sent for it.
+        """Return its job in the queue: the one that holds its folder, else one that the executor sent for it.
 
         The executor puts the rule and its wildcards into the job's comment. Another clone of the same user may train stages of
-        the same names.
+        the same names, so the job's folder counts too.
         """
         comment, folder = f"rule_train_wildcards_{self.name.replace('/', '_')}", self.folder.resolve()
         sent = [job for job in self.jobs or () if job.comment == comment and job.workdir]
@@ -64,9 +64,9 @@ class Stage:
 
     @property
     def state(self) -> str:
-        """How it stands: what its job wrote down last, unless that job has ended or hangs without a word, then `silent`.
+        """Return what its job wrote last, or `silent` if that job wrote `running` and has ended or hangs.
 
-        A job whose lease is fresh counts as alive, for two minutes also one that was killed.
+        A job with a fresh lease counts as alive, also a killed one for two minutes.
         """
         written, job = str(self.status.get("state")), self.job
         if self.holder and not self.holder.is_released and self.silent <= lease.STALE:
@@ -74,7 +74,7 @@ class Stage:
         if job and job.state in NOT_STARTED:
             return "queued"
         if job and job.id != self.job_id:
-            return "running"  # it starts: the folder is still its predecessor's
+            return "running"  # it is starting: the lease is still its predecessor's
         if (self.folder / "checkpoint.json").is_file():
             return "done"
         if written == "running":
@@ -85,27 +85,27 @@ class Stage:
 
     @property
     def step(self) -> int:
-        """The step that it has reached, or where it goes on: a job that does not run goes on from its checkpoint."""
+        """Return the step that it has reached; while its job does not run, the step of its checkpoint, where it goes on."""
         if self.state == "done" and self.total:
             return self.total
         return int(self.rows[-1]["step"]) if self.state == "running" and self.rows else self.saved or 0
 
     @property
     def seconds_left(self) -> float | None:
-        """The time that its other steps take; None where it is not known, and for a finished stage."""
+        """Return the seconds that its remaining steps take; None if unknown, and for a finished stage."""
         pace = self.middle("seconds")
         if pace is None or self.total is None or self.state == "done":
             return None
         return max(0, self.total - self.step) * pace
 
     def middle(self, name: str) -> float | None:
-        """Return the median of a number in the last rows."""
+        """Return the median of a number in the last rows; None if no row has it."""
         values = [row[name] for row in self.rows if isinstance(row.get(name), int | float)]
         return median(values) if values else None
 
 
 def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
-    """Return all stages below a folder, by their names."""
+    """Return all stages below a folder, sorted by name."""
     folders = [path.parent for depth in range(DEPTH + 1) for path in results.glob("*/" * depth + "recipe.yaml")]
     names = {folder: folder.relative_to(results).as_posix() for folder in folders}
     stages = (read(folder, folder.name if name == "." else name, results, jobs) for folder, name in names.items())
@@ -113,7 +113,7 @@ def find(results: Path, jobs: Sequence[QueuedJob] | None = None) -> list[Stage]:
 
 
 def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | None = None) -> Stage:
-    """Read the state of one stage from its folder and its logs; what is damaged or may not be read counts as not there."""
+    """Read the state of a stage from its folder and logs; what is damaged or may not be read counts as missing."""
     stage = Stage(name, folder, jobs)
     with suppress(ValueError, OSError):
         stage.status = read_json(folder / STATUS)
@@ -125,19 +125,19 @@ def read(folder: Path, name: str, results: Path, jobs: Sequence[QueuedJob] | Non
         try:
             manifest = checkpoint_dir.read_manifest(slot)
             stage.saved_ago = max(0.0, time.time() - (slot / checkpoint_dir.MANIFEST).stat().st_mtime)
-        except (OSError, ValueError):  # not there, rotated away just now, or damaged, as the trainer will say
+        except (OSError, ValueError):  # missing, rotated away just now, or damaged, which the trainer will report
             continue
         stage.saved, stage.total, stage.recipe = manifest["step"], manifest["steps"], manifest["identity"].get("recipe")
         break
     stage.total = stage.status.get("steps") or stage.total  # 0 until the first step of an attempt is known
     log = results.parent / "logs/train" / f"{name}.log"
-    stage.attempts = begun(log, (folder / "recipe.yaml").stat().st_mtime)  # at the recipe that is frozen now
+    stage.attempts = begun(log, (folder / "recipe.yaml").stat().st_mtime)  # since the present recipe was frozen
     stage.log = max(attempts(log), default=log if log.is_file() else None)
     return stage
 
 
 def _last_rows(folder: Path) -> list[dict[str, Any]]:
-    """Return the last rows, of the end of the file alone: the whole of it is large after days. Torn lines are left out."""
+    """Return the last rows, read from the end of the file, since all of it is large after days. Torn lines are left out."""
     final, growing = folder / "metrics.jsonl", folder / "checkpoints/metrics.jsonl"
     rows: list[dict[str, Any]] = []
     with suppress(OSError), (final if final.is_file() else growing).open("rb") as handle:

@@ -30,7 +30,7 @@ def job_cell(stage: Stage) -> str:
 
 
 def cells(stage: Stage) -> list[Text]:
-    """Return one line of the table; names are no markup."""
+    """Return the cells of a stage's line; names are no markup."""
     state, speed = stage.state, stage.middle("tokens_per_second")
     percent = f" {stage.step / stage.total:4.0%}" if stage.total else ""
     texts = [
@@ -45,7 +45,7 @@ def cells(stage: Stage) -> list[Text]:
 
 
 def remarks(stage: Stage) -> list[str]:
-    """Say below the table why a stage failed or fell silent."""
+    """Return what to say below the table: why a stage failed or fell silent."""
     reached = stage.rows[-1]["step"] if stage.rows else stage.status.get("step", 0)
     after = f"after step {reached} of {stage.total or '?'}"
     if stage.status.get("state") == "failed" and stage.state not in ("running", "done"):
@@ -60,10 +60,10 @@ def remarks(stage: Stage) -> list[str]:
 
 
 def render(stages: list[Stage], console: Console) -> None:
-    """Print the table, and below it what it has no room for."""
+    """Print the table, and the remarks below it."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("stage", "state", "steps", "tokens/s", "left", "checkpoint", "tries", "job"):
-        # On a narrow terminal the others take several lines, and nothing is cut off.
+        # On a narrow terminal the other columns take several lines, and nothing is cut off.
         right = title in ("steps", "tokens/s", "tries")
         table.add_column(title, justify="right" if right else "left", no_wrap=title in ("stage", "state"), overflow="fold")
     for above, group in groupby(stages, key=lambda stage: Path(stage.name).parent):
@@ -77,7 +77,7 @@ def render(stages: list[Stage], console: Console) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Print the table, as the folders and Slurm are at this moment."""
+    """Print the table of folders and Slurm's jobs as they are at this moment."""
     parser = argparse.ArgumentParser(prog="python -m longspec.cluster status", description=__doc__)
     parser.add_argument("--results", type=Path, default=Path("results"), help="the folder; default: %(default)s")
     results = parser.parse_args(argv).results
