@@ -106,7 +106,7 @@ def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "s
 
 
 def run(options: argparse.Namespace, environment: dict[str, str], log: Path | None, output: TextIO) -> int:
-    """Run one attempt and log it, the failing rank's last words at the end; return 0 or 1. Raises ValueError if it cannot start."""
+    """Run and log one attempt, with the failing rank's last words; return 0 or 1. Raises ValueError if it cannot start."""
     in_step = "SLURM_STEP_ID" in os.environ
     if options.nodes > 1 and (in_step or own_job() is None):
         raise ValueError(
