@@ -1,4 +1,4 @@
-"""Check what must fit together in a section, beyond types and ranges. Each raises ValueError with the key."""
+"""Check what must fit together in a section, beyond types and ranges. Each check raises ValueError with the key."""
 
 import math
 import re
@@ -28,7 +28,7 @@ SOURCES = f"{BUILT}, {HUB_PREFIX}<owner>/<repository>, the folder of a transform
 
 
 def check_model(model: DictConfig) -> None:
-    """Check a target's source and hash. Whether a folder is there: workflow.settings.targets."""
+    """Check a target's source and hash. workflow.settings.targets checks whether a folder is there."""
     source, sha256 = model.source, model.sha256
     named = source.startswith(HUB_PREFIX) and is_repository(source.removeprefix(HUB_PREFIX))
     if not source.strip() or "\0" in source or (source.startswith(HUB_PREFIX) and not named):
@@ -36,7 +36,7 @@ def check_model(model: DictConfig) -> None:
     if source.startswith(WHEEL_PREFIX):
         with faults_in("recipe.model.source"):
             wheel_source(source)
-        if sha256 is None:  # what an index serves is checked by it
+        if sha256 is None:  # it checks what an index serves
             raise ValueError(
                 f"recipe.model.sha256: missing; {source} is checked by it: give the SHA-256 of the file in the wheel"
             )
@@ -49,7 +49,7 @@ def check_model(model: DictConfig) -> None:
 
 
 def check_class(recipe: DictConfig) -> None:
-    """Check that a published class is one of the recipe's method: nothing else is ever called."""
+    """Check that a published class belongs to the recipe's method: no other class is ever called."""
     if recipe.model._target_ is None:
         return
     method, family = methods.of_target(recipe.model._target_)
@@ -61,7 +61,7 @@ def check_class(recipe: DictConfig) -> None:
 
 
 def name_class(recipe: DictConfig) -> None:
-    """Write the class that method and family stand for, where there is one, as `_target_`; that alone may be given too.
+    """Write the class of method and family, if there is one, as `_target_` in place of the family. `_target_` alone will do.
 
     Raises ValueError, with the key, for words that are unknown or contradict each other.
     """
@@ -85,7 +85,7 @@ def name_class(recipe: DictConfig) -> None:
 
 
 def check_recipe(recipe: DictConfig) -> None:
-    """Hold the section against all that is known without data and target."""
+    """Check all of the section that can be checked without data and target."""
     settings = methods.settings_of(recipe.method.name)
     check(Recipe, recipe, "recipe")
     check(settings.Method, recipe.method, "recipe.method")
@@ -101,7 +101,7 @@ def check_recipe(recipe: DictConfig) -> None:
 
 
 def check_shares(recipe: DictConfig) -> None:
-    """Check the shares of data sets and of replayed stages. Whether there are such: workflow.settings."""
+    """Check the shares of data sets and replayed stages. workflow.settings checks whether these exist."""
     key, mix = "recipe.data.name", recipe.data.name
     if not isinstance(mix, str):
         check(Mix, mix, key)
@@ -118,7 +118,7 @@ def check_shares(recipe: DictConfig) -> None:
 
 
 def check_states(recipe: DictConfig) -> None:
-    """Check that states can be stored, and that no choice is without effect."""
+    """Check that states can be stored, and that none of their keys is without effect."""
     states = recipe.states
     if states.source != OFFLINE:
         for key in ("dtype", "top_k"):
@@ -139,7 +139,7 @@ def check_states(recipe: DictConfig) -> None:
 
 
 def check_optimizer(recipe: Any, runtime: Any) -> None:
-    """Raise ValueError, with the keys, where DeepSpeed shards what the recipe's optimizer must see whole."""
+    """Raise ValueError, with the keys, if DeepSpeed shards what the recipe's optimizer must see whole."""
     stage = runtime.deepspeed.zero_stage
     if recipe.optimizer.name == MUON and stage != 0:
         raise ValueError(
@@ -149,7 +149,7 @@ def check_optimizer(recipe: Any, runtime: Any) -> None:
 
 
 def check_runtime(runtime: DictConfig) -> None:
-    """Hold the section against all that is known without a machine."""
+    """Check all of the section that can be checked without a machine."""
     check(Runtime, runtime, "runtime")
     deepspeed, names = runtime.deepspeed, list(runtime.report_to)
     stage, offload, path = deepspeed.zero_stage, deepspeed.offload_optimizer, deepspeed.nvme_path
@@ -166,7 +166,7 @@ def check_runtime(runtime: DictConfig) -> None:
 
 
 def check_build(build: DictConfig) -> None:
-    """Hold the section of a target of our own against what a Qwen2 can be."""
+    """Check the section of a target of our own against what a Qwen2 can be."""
     check(Build, build, "build")
     if build.hidden % (2 * build.heads):
         raise ValueError(f"build.hidden: {build.hidden} does not give {build.heads} heads (build.heads) an even width each")

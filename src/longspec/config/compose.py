@@ -24,28 +24,28 @@ from longspec.config.run_file import CONFIG_DIR, Run, numbers_of, read_run, stag
 from longspec.config.schema import Build, Recipe, Runtime, mix_of
 from longspec.config.typed import OF_STAGE
 
-RUN, DEFAULT_RUN = "run", "published"  # an override that names a run, or a run's file; the run where there is none
-NODE, STAGE_NODE = "run_file", "run_file_stage"  # of Hydra's groups; names of train.yaml
-COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads: it takes 0.2 s for each
+RUN, DEFAULT_RUN = "run", "published"  # the override that names a run or a run's file, and the run without one
+NODE, STAGE_NODE = "run_file", "run_file_stage"  # groups of Hydra, named in train.yaml
+COMPOSED: dict[str, DictConfig] = {}  # in this process, by all that Hydra reads, since each one takes 0.2 s
 NO_EFFECT = "Hydra's own settings have no effect here; remove it (files.out=... is the folder)"
 
 
 @dataclass
 class Files:
-    """Where the trainer started by hand finds and leaves things; not part of the frozen configuration."""
+    """Say where the trainer started by hand finds and leaves things. They are no part of the frozen configuration."""
 
     target: str = MISSING
-    data: Any = MISSING  # a path; of a stage that mixes data sets a list of them, in the order of their names
+    data: Any = MISSING  # a path; for a stage that mixes data sets a list of them, sorted by the sets' names
     init_weights: str | None = None
-    vocabulary: str | None = None  # draft_vocabulary_{size}.json, where recipe.method.vocabulary is a number
-    states: Any = None  # a list of all shard.json of stored states, where recipe.states.source is offline
+    vocabulary: str | None = None  # draft_vocabulary_{size}.json, if recipe.method.vocabulary is a number
+    states: Any = None  # a list of every shard.json of stored states, if recipe.states.source is offline
     replay: dict[str, str] = field(default_factory=dict)  # manifests of packed rows by the stages of recipe.data.replay
     out: str = MISSING
 
 
 @dataclass
 class Config:
-    """All sections of one stage's configuration."""
+    """Hold all sections of one stage's configuration."""
 
     recipe: Recipe = field(default_factory=Recipe)
     runtime: Runtime = field(default_factory=Runtime)
@@ -55,7 +55,7 @@ class Config:
 
 @cache
 def _store_schemas() -> None:
-    """Tell Hydra the typed sections; those of a method's own are the group `method_schema`."""
+    """Register the typed sections with Hydra; those of the methods form the group `method_schema`."""
     store = ConfigStore.instance()
     store.store("schema", Config)
     for name in methods.names():
@@ -64,9 +64,9 @@ def _store_schemas() -> None:
 
 
 def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> DictConfig:
-    """Return the complete, checked configuration `name` of `config_dir`; the groups of config/ are always in reach.
+    """Return the complete, checked configuration `name` of `config_dir`, which may always use the groups of config/.
 
-    Raises ValueError with the key, and the file where one is at fault.
+    Raises ValueError with the key, and with the file if one is at fault.
     """
     for override in overrides:
         if re.match(r"[+~]*hydra[./@=]", override):
@@ -91,7 +91,7 @@ def compose(name: str, overrides: list[str], config_dir: Path = CONFIG_DIR) -> D
 
 
 def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
-    """Return the config that the files and overrides give; its values are not checked."""
+    """Return the configuration that files and overrides give; its values are not checked."""
     _store_schemas()
     folders = list(dict.fromkeys([config_dir.resolve(), CONFIG_DIR]))
     found = (
@@ -102,7 +102,7 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     first, *others = sorted(folders, key=lambda folder: not (folder / f"{name}.yaml").is_file())
     files = [(folders.index(folder), path.relative_to(folder), path.read_bytes()) for folder, path in in_reach]
     for (_, path), (*_, content) in zip(in_reach, files, strict=True):
-        if re.search(rb"^hydra\s*:", content, re.MULTILINE):  # it would be dropped without a word
+        if re.search(rb"^hydra\s*:", content, re.MULTILINE):  # Hydra would drop it without a word
             raise ValueError(f"{path}: hydra: {NO_EFFECT}")
     nodes = [ConfigStore.instance().repo.get(group) for group in (NODE, STAGE_NODE)]
     key = sha256_text(repr((name, overrides, files, nodes)))
@@ -113,13 +113,13 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
                 COMPOSED[key] = hydra_compose(name, overrides=[*searched, *overrides])
         except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
             for _, path in in_reach if isinstance(error, yaml.YAMLError | UnicodeDecodeError) else ():
-                yaml_files.read(path)  # the one at fault raises, with its name and the line
+                yaml_files.read(path)  # the file at fault raises, with its name and the line
             raise ValueError(_with_file(one_line(error), run)) from error
     return copy.deepcopy(COMPOSED[key])
 
 
 def _with_file(message: str, run: Run) -> str:
-    """Return a message of Hydra's with the run's file in the place of the node that it was told as."""
+    """Return a message of Hydra's with the run's file in place of the node that stood for it."""
     node, end = rf"\b{NODE}/{re.escape(run.name)}", r"(?:\.yaml)?(?=[\)':\s])"
     message = re.sub(
         node.replace(NODE, STAGE_NODE) + rf"_([\w.-]+?){end}", lambda found: f"{run.file}, stage {found[1]}", message
@@ -128,14 +128,14 @@ def _with_file(message: str, run: Run) -> str:
 
 
 def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[str]]:
-    """Return the run, and the overrides with its choice taken out: its file Hydra is told as nodes of its own.
+    """Return the run, and the overrides without its name: Hydra gets the run's file as nodes of its own.
 
-    In the node of a run stand its target, method and sharing, and what it sets; the node of a stage has its own numbers.
+    A run's node holds its target, method and sharing, and what it sets; a stage's node holds the stage's own numbers.
     """
     chosen = dict(override.split("=", 1) for override in overrides if "=" in override)
     run = read_run(chosen.get(RUN, DEFAULT_RUN), folders)
     says, store = run.says, ConfigStore.instance()
-    for group in (NODE, STAGE_NODE):  # of a run that was composed before
+    for group in (NODE, STAGE_NODE):  # of a run that was composed earlier
         store.repo.pop(group, None)
     facts, model = target_of(run, folders)
     groups = {"model": says.target if model is None else None, "method": says.method, "deepspeed": says.deepspeed}
@@ -154,12 +154,12 @@ def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[s
 
 
 def stages_of(run: str, config_dir: Path = CONFIG_DIR) -> list[str]:
-    """Return the stages of a run, in order. Raises ValueError for a file that says none, or none there."""
+    """Return the stages of a run, in order. Raises ValueError if there is no such run, or if its file is wrong."""
     return list(read_run(run, [config_dir, CONFIG_DIR]).says.stages)
 
 
 def compose_stage(run: str, variant: str, stage: str, config_dir: Path = CONFIG_DIR) -> DictConfig:
-    """Return one stage of one run's variant, as the workflow trains it; data sets of a mix are replayed in its shares."""
+    """Return one stage of a run's variant as the workflow trains it. A replayed mix becomes its data sets with their shares."""
 
     def composed(name: str) -> DictConfig:
         return compose("train", [f"run={run}", f"variant='{variant}'", f"stage={name}"], config_dir)

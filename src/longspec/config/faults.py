@@ -17,13 +17,13 @@ from longspec.shown import ManyLinesError
 
 Node = dict[str, Any]  # of a JSON Schema
 Place = tuple[str | int, ...]  # of a value in mappings and lists
-NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's faults of a model and of a dataclass
-LONGEST = 80  # letters of a value that is shown
+NOT_KNOWN = ("extra_forbidden", "unexpected_keyword_argument")  # pydantic's words for an unknown key of a model, a dataclass
+LONGEST = 80  # characters of a value that is shown
 
 
 @contextmanager
 def faults_in(place: object) -> Iterator[None]:
-    """Name what is at fault, a file or a key, before each line of a ValueError of the block."""
+    """Put the place at fault, a file or a key, before each line of a ValueError of the block."""
     try:
         yield
     except ValueError as error:
@@ -31,29 +31,29 @@ def faults_in(place: object) -> Iterator[None]:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return the names that exist, the likeliest typo first."""
+    """Return all known names, after a hint at the likeliest one."""
     close = difflib.get_close_matches(name, known := sorted(known), n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}Known: {', '.join(known) or 'none'}."
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    """Say of an unknown key which ones are known."""
+    """Return a message for an unknown key, with the known ones."""
     return f"unknown key; {did_you_mean(name, known)}"
 
 
 def check(kind: Any, values: Any, key: str = "") -> None:
     """Raise ValueError, with a line for each key below `key` that is unknown, missing or wrong.
 
-    kind: a dataclass or a pydantic model. What stands under an unknown key is not shown: it may be a secret, such as a token of
-    the hub's.
+    kind: a dataclass or a pydantic model. The value of an unknown key is not shown: it may be a secret, such as a token of the
+    hub.
     """
     if lines := faults_of(kind, values, key):
         raise ManyLinesError(*lines)
 
 
 def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
-    """Return a line for each fault; a misspelt key comes before the missing one that it leaves."""
+    """Return a line for each fault; a misspelt key comes before the missing key that it causes."""
     values = OmegaConf.to_container(values, resolve=True) if OmegaConf.is_config(values) else values
     by_place: dict[Place, list[Any]] = {}
     for place, fault in _placed(kind, values):
@@ -63,7 +63,7 @@ def faults_of(kind: Any, values: Any, key: str = "") -> list[str]:
 
 
 def wrong_places(kind: Any, values: Any) -> list[Place]:
-    """Return where values stand that are wrong, apart from those under keys that are unknown."""
+    """Return the places of wrong values; unknown and missing keys are left out."""
     return [place for place, fault in _placed(kind, values) if fault["type"] not in ("missing", *NOT_KNOWN)]
 
 
@@ -79,7 +79,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def _placed(kind: Any, values: Any) -> Iterator[tuple[Place, Any]]:
-    """Yield each fault after its place in the values; a value that may have several forms is one place."""
+    """Yield each fault with its place in the values. A value that may have several forms is one place."""
     try:
         _adapter(kind).validate_python(values)
     except ValidationError as error:
@@ -88,7 +88,7 @@ def _placed(kind: Any, values: Any) -> Iterator[tuple[Place, Any]]:
             for part in fault["loc"]:
                 try:
                     at = at[part]
-                except (KeyError, IndexError, TypeError):  # what pydantic calls a form, a mapping's key or a missing key
+                except (KeyError, IndexError, TypeError):  # pydantic's name of a form, a mapping's key or a missing key
                     break
                 place.append(part)
             yield (*place, *fault["loc"][-1:]) if fault["type"] == "missing" else tuple(place), fault
@@ -124,7 +124,7 @@ def shown(value: Any) -> str:
 
 
 def node_at(whole: Node, place: Place) -> Node:
-    """Return what a schema says of a place; nothing where it does not know it."""
+    """Return what a schema says of a place; {} if it does not know the place."""
     node = whole
     for part in place:
         node = next((each for form in _forms(whole, node) for each in _below(form, part)), {})
@@ -132,20 +132,20 @@ def node_at(whole: Node, place: Place) -> Node:
 
 
 def _below(form: Node, part: str | int) -> Iterator[Node]:
-    """Yield what one form of a value says of a part of it: of that key, of any key, or of each item."""
+    """Yield what one form of a value says of a part of it: of this key, of any key, or of each item."""
     named = [form.get("properties", {}).get(part), *form.get("patternProperties", {}).values()]
     yield from (each for each in (*named, form.get("additionalProperties"), form.get("items")) if isinstance(each, dict))
 
 
 def _forms(whole: Node, node: Node) -> list[Node]:
-    """Return the forms that a value may have, without references."""
+    """Return the forms that a value may have, with references resolved."""
     if "$ref" in node:
         return _forms(whole, whole["$defs"][node["$ref"].rsplit("/", 1)[-1]])
     return [form for each in node["anyOf"] for form in _forms(whole, each)] if "anyOf" in node else [node]
 
 
 def allowed(node: Node, whole: Node) -> str:
-    """Say in words what a value may be: a whole number from 1 to 64, or null."""
+    """Return in words what a value may be, such as "a whole number from 1 to 64, or null"."""
     if "title" in node and "properties" not in node:
         return str(node["title"])
     if "anyOf" in node:
@@ -180,12 +180,12 @@ def _list(form: Node, whole: Node) -> str:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the cause of an error of Hydra or OmegaConf with its key; Hydra wraps it and says in which file it was at work."""
+    """Return the cause of an error of Hydra or OmegaConf with its key and file; Hydra wraps the cause and knows the file."""
     file = re.match(r"In '(.+?)':", str(error))
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OmegaConfBaseException) and cause.full_key):
         cause = cause.__context__
-    if file and cause is None and "DictConfig with ListConfig" in str(error):  # OmegaConf says of no key in a file
+    if file and cause is None and "DictConfig with ListConfig" in str(error):  # OmegaConf names no key in a file
         return f"a list stands where a mapping belongs, such as recipe.data.replay: {{base: 0.2}} (in {file[1]}.yaml)"
     if not isinstance(cause, OmegaConfBaseException):
         return " ".join(str(error).partition("Config search path")[0].split())

@@ -1,5 +1,5 @@
-"""Which texts are names. A name becomes a folder, a wildcard of the workflow, a key or an argument of a command: one pattern
-for runs, variants, stages, targets, datasets and tasks, and one for repositories of the hub.
+"""Patterns of names. A name becomes a folder, a wildcard of the workflow, a key or an argument of a command: one pattern serves
+runs, variants, stages, targets, datasets and tasks, another one repositories of the hub.
 """
 
 import re
@@ -12,11 +12,11 @@ IS_NAME = "letters, digits, dots and hyphens, the first a letter or a digit, 100
 
 UNTRAINED, LOOKUP = "untrained", "lookup"
 BASELINES = (UNTRAINED, LOOKUP)  # drafters that are made without training
-# The draft made elsewhere with which a run's first stage begins (recipe.init): as a drafter, as its folder, and in the
-# config.json of a draft the field that tells where it came from.
+# The draft made elsewhere that a run's first stage begins with (recipe.init): as a drafter, as its folder, and as the field in
+# a draft's config.json that says where it came from.
 IMPORTED = "imported"
 WITH_LOOKUP = "with-lookup"  # the published draft with prompt lookup beside it (evaluation.with_lookup)
-FINAL = "final"  # of a final draft's provenance.json the field that tells how its stage was chosen, where one was
+FINAL = "final"  # the field in a final draft's provenance.json that says how its stage was chosen, if one was
 
 HUB_PREFIX = "hf:"
 HUB_PART = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)  # an owner, a repository, a revision
@@ -28,15 +28,15 @@ _WHEEL = re.compile(r"wheel:([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][A-Za-z0-9.!+]*)
 
 
 class WheelFile(NamedTuple):
-    """A file inside a Python package's wheel."""
+    """Hold the parts of a source that is a file in a Python package's wheel."""
 
     package: str
     version: str
-    member: str  # its path there, parts divided by slashes
+    member: str  # its path there, with slashes
 
     @property
     def name(self) -> str:
-        """The member's own name."""
+        """Return the member's own name, without folders."""
         return self.member.rsplit("/", 1)[-1]
 
 
@@ -46,14 +46,14 @@ def is_name(text: object) -> bool:
 
 
 def checked_name(text: str, *, key: str = "") -> str:
-    """Return a name. Raises ValueError, with the key, for what is none."""
+    """Return `text` if it is a name. Raises ValueError, with the key, if it is none."""
     if not is_name(text):
         raise ValueError(f"{key}{': ' * bool(key)}{text!r} is no name; a name has {IS_NAME}")
     return text
 
 
 def hub_source(text: str) -> tuple[str, str | None]:
-    """Return repository and revision, None without one, of hf:<owner>/<repository>[@revision]. Raises ValueError."""
+    """Return repository and revision, None if not given, of hf:<owner>/<repository>[@revision]. Raises ValueError."""
     repository, at, revision = text.removeprefix(HUB_PREFIX).partition("@")
     if not text.startswith(HUB_PREFIX) or not is_repository(repository) or (at and not HUB_PART.fullmatch(revision)):
         raise ValueError(f"{text!r} is no repository of the hub; give {HUB_PREFIX}<owner>/<repository>[@revision]")
@@ -61,7 +61,7 @@ def hub_source(text: str) -> tuple[str, str | None]:
 
 
 def readable_name(source: str, revision: str | None = None) -> str:
-    """Return a name for what a source brings: readable, and another one for each source and revision."""
+    """Return a readable name for what a source brings; every source and revision has its own."""
     readable = re.sub(r"[^A-Za-z0-9.-]+", "-", source.removeprefix(HUB_PREFIX)).strip("-.")[-60:]
     return f"{readable}-{sha256_text(source if revision is None else f'{source}@{revision}')[:8]}"
 
@@ -73,7 +73,7 @@ def is_repository(text: str) -> bool:
 
 
 def is_gguf(source: str) -> bool:
-    """Tell whether a target's source is a GGUF file, of this machine or of a wheel."""
+    """Tell whether a target's source is a GGUF file, on this machine or in a wheel."""
     return source.startswith(WHEEL_PREFIX) or (source.endswith(GGUF_SUFFIX) and not source.startswith(HUB_PREFIX))
 
 

@@ -1,6 +1,6 @@
-"""A run's file: which target, method and stages, what is set otherwise than in the groups of config/, and what follows from it.
+"""A run's file: its target, method and stages, what it sets otherwise than the groups of config/, and what follows from it.
 
-Read and checked by pydantic; compose.py hands it to Hydra, below a stage's own numbers and above all groups.
+Pydantic reads and checks it; compose.py hands it to Hydra, below a stage's own numbers and above all groups.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from longspec.config.typed import Keys, Once, Text, sections, words
 
 FOLDER = "run"
 SUFFIX = ".yaml"
-TRAIN = "train"  # the stage of a run with one data set, and the numbers of a stage that has no file
+TRAIN = "train"  # the stage of a run with one data set; its numbers are also those of a stage that has no file
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
 Section = dict[str, Any]
@@ -88,7 +88,7 @@ class RunFile(Keys):
 
 @dataclass(frozen=True)
 class Run:
-    """A run by its name, the path of its file, and all that it says."""
+    """Hold a run's name, the path of its file, and all that the file says."""
 
     name: str
     path: Path
@@ -96,24 +96,24 @@ class Run:
 
     @property
     def file(self) -> str:
-        """The file as messages name it."""
+        """Return the file as messages name it."""
         return shown(self.path)
 
     @property
     def given(self) -> str:
-        """The run as commands take it."""
+        """Return the run as commands take it."""
         return self.name if is_ours(self.path) else str(self.path)
 
 
 @cache
 def default_method() -> str:
-    """Return the method of a run that names none, as config/train.yaml has it."""
+    """Return the method that config/train.yaml has for a run that names none."""
     defaults = yaml_files.read(CONFIG_DIR / "train.yaml")["defaults"]
     return next(str(each["method"]) for each in defaults if isinstance(each, dict) and "method" in each)
 
 
 def is_ours(path: Path) -> bool:
-    """Tell whether a run's file is one of config/run/, so that its name alone will do."""
+    """Tell whether a run's file lies in config/run/, so that its name alone will do."""
     return path.absolute().parent.parts[-2:] == ("config", FOLDER)
 
 
@@ -123,9 +123,9 @@ def shown(path: Path) -> str:
 
 
 def read_run(run: str, folders: Sequence[Path]) -> Run:
-    """Return a run by its name, of a file of run/ in one of the folders, or by a path that ends in .yaml.
+    """Return a run by its name, a file of run/ in one of the folders, or by a path that ends in .yaml.
 
-    With one data set and no stage a run has one stage, `train`. Raises ValueError with the file, the key and what is allowed.
+    A run with one data set and no stages gets one stage, `train`. Raises ValueError with the file, the key and what is allowed.
     """
     path, content = _derived(run, folders, [])
     says = _checked(path, content)
@@ -142,12 +142,12 @@ def read_run(run: str, folders: Sequence[Path]) -> Run:
 
 
 def name_of(run: str) -> str:
-    """Return the name of a run that is given by it, or by the path of its file."""
+    """Return the name of a run that is given by name or by its file's path."""
     return Path(run).stem if run.endswith(SUFFIX) else run
 
 
 def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Path:
-    """Return the file of a run. beside: a folder of runs that is looked into first. Raises ValueError where there is none."""
+    """Return a run's file. beside: a folder of runs to look into first. Raises ValueError if there is none."""
     if run.endswith(SUFFIX):
         path = Path(run).expanduser()
         if not path.is_file():
@@ -165,7 +165,7 @@ def path_of(run: str, folders: Sequence[Path], beside: Path | None = None) -> Pa
 
 
 def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Path, Section]:
-    """Return a run's file, and its content over that of the run that it derives from. passed: files that derive from it."""
+    """Return a run's file, and its content laid over that of its base. passed: the files that derive from it."""
     path = path_of(run, folders, passed[-1].parent if passed else None)
     if path in passed:
         raise ValueError(
@@ -186,8 +186,8 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
 def _over(beneath: Section, own: Section) -> Section:
     """Lay a run's keys over those of its base: mappings key by key, all else as a whole.
 
-    Of a base with another method the keys of recipe.method and recipe.draft and its variants are left out, which are that
-    method's. Stages are those that the run names, each with the base's numbers beneath its own.
+    If the base has another method, its recipe.method, recipe.draft and variants are left out, since they belong to that method.
+    The stages are those that the run names, each with the base's numbers beneath its own.
     """
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
     if own.get("method", method := beneath.get("method", default_method())) != method:
@@ -197,13 +197,13 @@ def _over(beneath: Section, own: Section) -> Section:
             section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
     named = _mapping(own.get("stages", stages))
     merged = {name: _merged(stages.get(name, {}), numbers or {}) for name, numbers in named.items()}
-    for name, numbers in named.items():  # a mix as a whole
+    for name, numbers in named.items():  # a mix replaces the base's as a whole
         merged[name] |= {key: value for key, value in (numbers or {}).items() if key == "data"}
     return _merged(beneath, own) | {"stages": merged}
 
 
 def _mapping(stages: Any) -> Section:
-    """Return stages by name, also of a list of names."""
+    """Return stages by name; a list of names becomes a mapping to None."""
     return dict.fromkeys(stages or ()) if isinstance(stages, list) else dict(stages or {})
 
 
@@ -216,7 +216,7 @@ def _merged(beneath: Section, own: Section) -> Section:
 
 
 def _checked(path: Path, content: Any) -> RunFile:
-    """Return the typed content. Raises ValueError with a line for each fault."""
+    """Return the typed content. Raises ValueError, with a line for each fault."""
     if not isinstance(content, dict):
         raise ValueError(f"{shown(path)}: must be a mapping with keys such as target and stages at its top level")
     with faults_in(shown(path)):
@@ -225,16 +225,16 @@ def _checked(path: Path, content: Any) -> RunFile:
 
 
 def source_of(run: Run, folders: Sequence[Path]) -> str | None:
-    """Return where a run's target comes from; None where it is a file of config/model/, or none is named."""
+    """Return where a run's target comes from; None if it is a file of config/model/, or if the run names none."""
     target = run.says.target
     is_file = any((folder / f"model/{target}.yaml").is_file() for folder in folders)
     return None if is_file else target
 
 
 def target_of(run: Run, folders: Sequence[Path]) -> tuple[TargetFacts | None, Section | None]:
-    """Return the facts of a run's target and its section recipe.model; None and None for a file of config/model/, or none.
+    """Return the facts of a run's target and its section recipe.model; None, None for a file of config/model/, or no target.
 
-    Raises ValueError, with the run's file, for a target of which nothing is known and whose family the run does not say.
+    Raises ValueError, with the run's file, if nothing is known of the target and the run does not say its family.
     """
     target = source_of(run, folders)
     if target is None:
@@ -251,13 +251,13 @@ def target_of(run: Run, folders: Sequence[Path]) -> tuple[TargetFacts | None, Se
 
 
 def variants_of(run: Run) -> list[str]:
-    """Return the variants of a run: those that it names, or its method's own; none where config/workflow.yaml says them."""
+    """Return the variants that a run names, else its method's own; [] if config/workflow.yaml says them."""
     method = run.says.method
     return run.says.variants or ([] if method is None else list(methods.settings_of(method).VARIANTS))
 
 
 def with_implied(run: Run, facts: TargetFacts | None, model: Section | None) -> Section:
-    """Return the section recipe of a run, on top of what its target and its method imply."""
+    """Return a run's section recipe, laid over what its target and its method imply."""
     implied: Section = {} if model is None else {"model": model}
     if facts is not None and facts.tokens is not None:
         implied |= {"method": methods.implied(run.says.method or default_method(), facts.tokens)}
@@ -265,14 +265,14 @@ def with_implied(run: Run, facts: TargetFacts | None, model: Section | None) -> 
 
 
 def numbers_of(run: Run, stage: str, folders: Sequence[Path]) -> str:
-    """Return the file of config/stage/ that a stage begins with: the one that it names, of its own name, or `train`."""
+    """Return the file of config/stage/ that a stage begins with: the one it names, the one of its own name, or `train`."""
     own = any((folder / f"stage/{stage}.yaml").is_file() for folder in folders)
     says = run.says.stages[stage]
     return says.like or (stage if own or says.data is None else TRAIN)
 
 
 def stage_of(run: Run, stage: str, facts: TargetFacts | None, folders: Sequence[Path]) -> Section:
-    """Return the sections that a run sets of a stage; rows of `train` are no longer than the target's positions."""
+    """Return the sections that a run sets for a stage. Rows of `train` are no longer than the target's positions."""
     says = run.says.stages[stage]
     data: Section = {}
     is_said = "sequence_length" in run.says.recipe.get("data", {})

@@ -37,17 +37,17 @@ from longspec.config.typed import (
 )
 from longspec.distributed import sharing_ranks
 
-# Metadata of a field that is newer than the first frozen recipes: it is not written while it has its default value, so
-# that no finished stage is trained again for it.
+# Metadata of a field that is newer than the first frozen recipes. The field is not written at its default value, so that no
+# finished stage is trained again for it.
 LATER = {"later": True}
 
 COLLATIONS = {"base": False, "long": True, "long-nomask": False, "longcot": True}  # whether only answers are trained
 OVERLONG = ("split", "truncate")
 PRECISIONS = ("auto", "fastest", "bf16", "fp32")
 OFFLINE = "offline"  # recipe.states.source
-MUON, LINEAR = "muon", "linear"  # of recipe.optimizer: name, schedule
+MUON, LINEAR = "muon", "linear"  # recipe.optimizer.name and recipe.optimizer.schedule
 REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"
-# What a draft learns: the text's tokens; the target's distribution, by cross entropy, total variation or the hybrid of both.
+# What a draft learns: the text's tokens, or the target's distribution by cross entropy, total variation or a hybrid of both.
 HARD, SOFT, TV, LK = "hard", "soft", "tv", "lk"
 TRACKERS = ("tensorboard", "wandb", "swanlab")
 ATTENTION = ("auto", "flash_attention_2", "flex_attention", "sdpa")
@@ -94,12 +94,12 @@ class Data(Known):
 
 
 def mix_of(name: Any) -> dict[str, float]:
-    """Return the shares of a stage's own data sets, in the order of their names. name: recipe.data.name."""
+    """Return the shares of a stage's own data sets, sorted by name. name: recipe.data.name."""
     return {name: 1.0} if isinstance(name, str) else dict(sorted(name.items()))
 
 
 def shares_of(data: Any) -> list[float]:
-    """Return the share of each source of rows: of the own data sets, then of what is replayed, both in the order of names."""
+    """Return the share of each source of rows: the stage's own data sets, then what it replays, both sorted by name."""
     own = 1 - sum(data.replay.values())
     return [*(own * share for share in mix_of(data.name).values()), *(share for _, share in sorted(data.replay.items()))]
 
@@ -255,9 +255,9 @@ class Runtime(Known):
 
 
 def processes_of(recipe: Any, runtime: Any, nodes: int, ranks: int) -> tuple[int, int]:
-    """Return the nodes that a stage takes of `nodes` with `ranks` processes each, and its own processes on each.
+    """Return how many of `nodes`, with `ranks` processes each, a stage takes, and its own processes on each of them.
 
-    In all it takes runtime.ranks; unset, all of them, or one on stored states.
+    In all it takes runtime.ranks; if that is unset, all of them, or one on stored states.
     """
     wanted = runtime.ranks or (1 if recipe.states.source == OFFLINE else nodes * ranks)
     taken = min(nodes, -(-wanted // ranks))

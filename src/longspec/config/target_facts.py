@@ -17,7 +17,7 @@ BESIDE = ".target.json"
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """family: transformers' model type; layers, tokens, positions: None where its configuration does not say them."""
+    """Hold a target's facts. family: transformers' model type; layers, tokens, positions: None if config.json lacks them."""
 
     source: str
     family: str
@@ -27,17 +27,17 @@ class TargetFacts:
 
 
 class NotKnownError(ValueError):
-    """A target of which nothing has been read yet."""
+    """Say that nothing has been read of a target yet."""
 
 
 def sizes_in(config: dict[str, Any]) -> list[int | None]:
-    """Return layers, tokens and positions of a config.json."""
+    """Return the numbers of layers, tokens and positions in a config.json; None for one that it lacks."""
     told = (config.get(key) for key in ("num_hidden_layers", "vocab_size", "max_position_embeddings"))
     return [value if type(value) is int else None for value in told]
 
 
 def of_config(source: str, config: dict[str, Any]) -> TargetFacts:
-    """Return the facts in a config.json. Raises ValueError where it says no family."""
+    """Return the facts in a config.json. Raises ValueError if it has no family."""
     family = config.get("model_type")
     if not isinstance(family, str):
         raise ValueError(f"{source}: its config.json has no model_type; give a folder or repository that transformers loads")
@@ -45,14 +45,14 @@ def of_config(source: str, config: dict[str, Any]) -> TargetFacts:
 
 
 def kept_beside(run: Path) -> Path:
-    """Return where the facts of a run's target are kept. run: the run's file."""
+    """Return the file that keeps the facts of a run's target. run: the run's file."""
     return run.with_name(run.stem + BESIDE)
 
 
 def facts_of(source: str, run: Path) -> TargetFacts:
     """Return the facts of a target. run: the run's file.
 
-    Raises ValueError for a folder without config.json, and NotKnownError, with the command, where they are to be read first.
+    Raises ValueError for a folder without config.json, and NotKnownError, with the command to type, if nobody has read them.
     """
     if not source.startswith(HUB_PREFIX) and not is_gguf(source):
         config = Path(source).expanduser() / "config.json"

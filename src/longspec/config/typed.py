@@ -1,7 +1,7 @@
-"""Types of keys: what a value may be, its bounds and words. By pydantic; what is said of a wrong value: faults.py.
+"""Types of keys: what a value may be, its bounds and words, checked by pydantic; faults.py says what is wrong with one.
 
-A bound is where a value has no meaning any more (no target has 2**24 positions, no job lasts a year), not where it is unwise.
-Not a number (.nan) and infinity (.inf) lie in no range. Numbers are never read from text, and true is no number.
+A bound marks values that have no meaning (no target has 2**24 positions, no job lasts a year), not unwise ones. Not a number
+(.nan) and infinity (.inf) lie in no range. Numbers are never read from text, and true is no number.
 """
 
 from collections.abc import Sequence
@@ -26,20 +26,20 @@ class Keys(BaseModel):
 
 
 class OwnTitles(GenerateJsonSchema):
-    """Make a JSON Schema with the titles that a type gives itself, such as "a name", and not its field's name again."""
+    """Make a JSON Schema with the titles that types give themselves, such as "a name", instead of their fields' names."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
-        """Return False: the key says it."""
+        """Return False: the key says it already."""
         return False
 
     def default_schema(self, schema: Any) -> Any:
-        """Leave out the marks of a key that may be left out, and of one that must be given."""
+        """Leave out None, the default of a key that may be left out, and MISSING, the mark of one that must be given."""
         found = super().default_schema(schema)
         return {key: value for key, value in found.items() if key != "default" or value not in (None, MISSING)}
 
 
 def words(*known: Any) -> Any:
-    """Allow these values alone: OmegaConf, which types the same fields, knows no Literal."""
+    """Allow these values alone. OmegaConf, which types the same fields, knows no Literal."""
 
     def checked(value: Any) -> Any:
         if not any(isinstance(value, bool) == isinstance(each, bool) and value == each for each in known):  # true is no 1
@@ -51,12 +51,12 @@ def words(*known: Any) -> Any:
 
 
 def checked_as(kind: Any) -> Any:
-    """Check by another type than the annotated one: OmegaConf has no models inside of lists."""
+    """Check by another type than the annotated one, since OmegaConf has no models inside lists."""
     return GetPydanticSchema(lambda _, handler: handler.generate_schema(kind))
 
 
 def sections(*known: str) -> Any:
-    """Allow a mapping of any keys, of which these hold mappings; `data.replay` is one in the section data."""
+    """Allow a mapping of any keys; those in `known` must hold mappings. `data.replay` is the key replay in the section data."""
     return GetPydanticSchema(lambda _, __: _mapping(known))
 
 
@@ -73,7 +73,7 @@ def means(help_text: str) -> Any:
 
 
 def left_out(description: str, **more: Any) -> Any:
-    """Give a key its help, where it may be left out and has no default that is the same everywhere."""
+    """Give its help to a key that may be left out and has no default that is the same everywhere."""
     return Field(None, description=description, **more)
 
 
@@ -119,5 +119,5 @@ NameOrMix = Annotated[  # a mix is checked apart, so that a fault names the data
 ]
 Rate = Annotated[Number, Field(gt=0, le=1)]
 Share = Annotated[Number, Field(ge=0, le=1)]
-# Zero for greedy. Below the smallest float32 overflows; above the largest, every token is as likely as the next.
+# Zero is greedy. Below the lower bound float32 overflows; above the upper one every token is as likely as the next.
 Temperature = Annotated[int, words(0)] | Annotated[Number, Field(ge=0.0001, le=100)]

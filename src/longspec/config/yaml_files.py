@@ -1,4 +1,4 @@
-"""YAML files: a user's, read so that nothing is lost, and a frozen section, as canonical text and back, typed and checked."""
+"""YAML files: a user's, read so that nothing is lost; and frozen sections, as canonical text and back, typed and checked."""
 
 import copy
 from dataclasses import MISSING, asdict, fields, is_dataclass
@@ -16,7 +16,7 @@ from longspec.config.schema import Recipe
 
 
 class _Strict(yaml.SafeLoader):
-    """Refuses a key that stands twice, of which YAML's own loader takes the last."""
+    """Refuse a key that stands twice; YAML's own loader takes the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         lines: dict[str, int] = {}
@@ -31,14 +31,14 @@ class _Strict(yaml.SafeLoader):
 
 @lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """Return what YAML text holds; a plan reads the same files twenty times, which took half of its time."""
+    """Return what YAML text holds, cached: a plan reads the same files twenty times, which took half of its time."""
     return yaml.load(text, Loader=_Strict)
 
 
 def read(path: Path) -> Any:
     """Return the content of a YAML file.
 
-    Raises ValueError with file and line for a file that is not there, is no UTF-8, no YAML, or has a key twice.
+    Raises ValueError, with file and line, if the file is missing, not UTF-8, not YAML, or has a key twice.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct the path")
@@ -58,14 +58,14 @@ def read(path: Path) -> Any:
 
 
 def to_yaml(section: Any) -> str:
-    """Return canonical YAML: resolved and key-sorted, so equal configurations are equal text."""
+    """Return canonical YAML, resolved and with sorted keys: equal configurations are equal text."""
     return OmegaConf.to_yaml(OmegaConf.create(plain(section)), sort_keys=True)
 
 
 def plain(section: Any) -> dict[str, Any]:
-    """Return a typed section as a dictionary, resolved, less the later fields that stand at their defaults.
+    """Return a typed section as a dictionary, resolved, without the LATER fields that have their defaults.
 
-    A recipe whose `_target_` says the method says it in no other place.
+    A recipe leaves out `method` if its `_target_` names the method and all of the method's keys have their defaults.
     """
     schema, values = OmegaConf.get_type(section), {}
     assert schema is not None
@@ -89,9 +89,9 @@ def plain(section: Any) -> dict[str, Any]:
 
 
 def load(path: Path, schema: type) -> Any:
-    """Return a frozen section, typed by its dataclass and checked as when it was composed.
+    """Return a frozen section, typed by its dataclass, and checked as when it was composed.
 
-    Raises ValueError with the file's name for what does not fit.
+    Raises ValueError, with the file's name, if it does not fit.
     """
     section = typed(read(path), schema, path)
     with faults_in(path):
@@ -100,7 +100,7 @@ def load(path: Path, schema: type) -> Any:
 
 
 def typed(content: Any, schema: type, source: Path) -> Any:
-    """Return a frozen section's content, typed by its dataclass. Raises ValueError with the source's name."""
+    """Return a frozen section's content, typed by its dataclass, read-only. Raises ValueError with the source's name."""
     content = OmegaConf.create(content)
     expected = OmegaConf.structured(schema)
     if schema is Recipe:
