@@ -15,7 +15,7 @@ from longspec.shown import add_verb, named_path
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line."""
+    """Return the command line."""
     top = argparse.ArgumentParser(prog="python -m longspec.data", description=__doc__)
     verbs = top.add_subparsers(dest="verb", required=True)
     verb = add_verb(verbs, "fetch", "fetch a dataset's files from the hub, pinned to a commit; HF_TOKEN opens closed ones")
@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Do one verb; the numbers to report."""
+    """Run one verb; return the numbers to report."""
     if arguments.verb == "fetch":
         fetched = hub.make(arguments.source, arguments.revision, arguments.out)
         size = sum(file["bytes"] for file in fetched["files"].values())
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Parse, work, and say what was made."""
+    """Run the verb of the command line, and print what was made."""
     shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":

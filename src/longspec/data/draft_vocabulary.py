@@ -1,6 +1,6 @@
 """A draft vocabulary counted on packed rows: the `vocabulary` verb.
 
-Rows are read a record batch at a time; what is held are counts of the target's tokens. V: tokens of the target.
+Rows are read one record batch at a time; only counts of the target's tokens stay in memory. V: tokens of the target.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ IDS, MASK = range(2)  # columns of packed rows
 
 
 def trained_tokens(rows: PackedRows, size: int) -> NDArray[np.int64]:
-    """How often each of the target's tokens is a label of these rows, [V]. Raises ValueError for a token that it has not."""
+    """Return how often each of the target's tokens is a label of these rows, [V]. Raises ValueError for a token it lacks."""
     counts_V = np.zeros(size, dtype=np.int64)
     for batch in tqdm(rows.batches(), disable=None):
         ids, mask = (view(batch.column(number).values) for number in (IDS, MASK))
@@ -33,12 +33,12 @@ def trained_tokens(rows: PackedRows, size: int) -> NDArray[np.int64]:
 
 
 def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path | None, out: Path) -> dict[str, Any]:
-    """Write the `count` most frequent of all trained tokens, or those of another file, and what they cover of these rows.
+    """Write the `count` most frequent trained tokens, or those of the file `ids_of`, and what they cover of these rows.
 
-    Returns numbers to report. Raises ValueError for rows of several tokenizers, a size that leaves nothing out, and another
-    file that is of another tokenizer, target or size.
+    Returns numbers to report. Raises ValueError for rows of several tokenizers, for a size that leaves nothing out, and for a
+    file of another tokenizer, target or size.
     """
-    # Its embeddings' rows, perhaps more than its tokenizer's entries.
+    # The rows of its embedding, perhaps more than its tokenizer's entries.
     size = int(read_json(Path(named_folder(target)) / "config.json")["vocab_size"])
     if not 0 < count < size:
         raise ValueError(
@@ -51,7 +51,7 @@ def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path 
     counts = {name: trained_tokens(each, size) for name, each in rows.items()}
     total_V, tokenizer = np.sum(list(counts.values()), axis=0), next(iter(tokenizers.values()))
     if ids_of is None:
-        # Of equally frequent tokens the lower ids.
+        # Of equally frequent tokens, the lower ids.
         ids = tuple(sorted(np.argsort(-total_V, kind="stable")[:count].tolist()))
     else:
         taken = read_draft_vocabulary(ids_of)

@@ -1,8 +1,8 @@
-"""Datasets of the Hugging Face hub as files of this machine, pinned: the `fetch` verb.
+"""Datasets of the Hugging Face hub as files of this machine, pinned to a commit: the `fetch` verb.
 
 data/hub/{dataset}/manifest.json   source, revision, repository, commit, size and SHA-256 of each file
 data/hub/{dataset}/files/...       the files, under their paths in the repository
-data/hub/{dataset}/files/.cache/   of huggingface_hub: from which commit each file is, and what is under way
+data/hub/{dataset}/files/.cache/   of huggingface_hub: the commit of each file, and what is under way
 """
 
 import logging
@@ -32,12 +32,12 @@ Remote = Any  # a file of a repository, as huggingface_hub describes it: RepoFil
 
 
 class UnavailableError(ValueError):
-    """The hub cannot be asked, or has not what it is asked for; the message says why in one line."""
+    """Say why the hub cannot be asked, or that it lacks what it is asked for, in one line."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """A parsed hf: name: a repository, and its config and split (`parts`, either may be left out) or a file."""
+    """Hold a parsed hf: name: a repository, and its config and split (`parts`, either may be missing) or a file."""
 
     text: str
     repository: str
@@ -46,11 +46,11 @@ class Source:
 
 
 def parse(text: str) -> Source:
-    """Take an hf: name apart. Raises ValueError for one that has none of the two forms."""
+    """Return an hf: name in parts. Raises ValueError if it has none of the two forms."""
     repository, *parts = text.removeprefix(HUB_PREFIX).split(":")
     owner, _, rest = repository.partition("/")
     name, slash, file = rest.partition("/")
-    # A file's path is looked for in a folder of ours, too: it must stay in it.
+    # A file's path is also looked for in a folder of ours, which it must not leave.
     inside = not slash or (file.isprintable() and not {"", ".", ".."} & set(file.split("/")))
     if not is_repository(f"{owner}/{name}") or not inside or not all(parts) or len(parts) > 2 or (slash and parts):
         raise ValueError(f"'{text}' is no name of a dataset of the hub: {FORMS}")
@@ -58,7 +58,7 @@ def parse(text: str) -> Source:
 
 
 def _split_files(source: Source, names: list[str], card: str) -> list[str]:
-    """The files of a config's split. The library that loads such datasets decides it, on empty files of the same names."""
+    """Return the files of a config's split, as the library `datasets` finds them, on empty files of the same names."""
     from datasets import get_dataset_config_names, load_dataset_builder
 
     with TemporaryDirectory() as folder:
@@ -88,13 +88,13 @@ def _split_files(source: Source, names: list[str], card: str) -> list[str]:
 
 
 def choose(source: Source, names: list[str], card: str) -> list[str]:
-    """Return the paths of a repository that a name stands for. `card`: the text of its README.md, where configs are declared.
+    """Return the paths in a repository that a name stands for. card: the text of its README.md, which declares configs.
 
-    Raises UnavailableError when there are none.
+    Raises UnavailableError if there are none.
     """
     if not source.file:
         return sorted(_split_files(source, names, card))
-    pattern = source.file.split("/")  # of which * does not cross a slash
+    pattern = source.file.split("/")  # so * does not cross a slash
     alike = [name for name in names if name.count("/") == len(pattern) - 1 and all(map(fnmatchcase, name.split("/"), pattern))]
     chosen = [source.file] if source.file in names else sorted(alike)
     if not chosen:
@@ -104,7 +104,7 @@ def choose(source: Source, names: list[str], card: str) -> list[str]:
 
 @contextmanager
 def _hub() -> Iterator[Any]:
-    """The hub's client, with HF_TOKEN or no token, not one that a login left here; what it raises becomes UnavailableError."""
+    """Yield the hub's client, with HF_TOKEN or no token, never a login's. Its errors become UnavailableError or ValueError."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise UnavailableError("HF_HUB_OFFLINE is set")
     from huggingface_hub import HfApi  # not above: Snakemake imports this module for every plan
@@ -119,14 +119,14 @@ def _hub() -> Iterator[Any]:
     except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
-        # That error alone says nothing of what happened.
+        # That error alone does not say what happened.
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else error
         closed = "" if os.environ.get("HF_TOKEN") else "; HF_TOKEN, which opens closed repositories, is not set"
         raise UnavailableError(f"the hub gives nothing ({type(cause).__name__}: {brief(cause)}{closed})") from error
 
 
 def _look_up(source: Source, revision: str) -> tuple[str, dict[str, Remote]]:
-    """The commit that a revision (branch, tag, commit) names now, and all files of the repository at it."""
+    """Return the commit that a revision (branch, tag, commit) names now, and all files of the repository at it."""
     with _hub() as api:
         commit = api.dataset_info(source.repository, revision=revision).sha
         entries = list(api.list_repo_tree(source.repository, recursive=True, revision=commit, repo_type="dataset"))
@@ -142,11 +142,11 @@ def _has_bytes_of(remote: Remote, path: Path) -> bool:
 
 
 def _download(source: Source, commit: str, files: dict[str, Remote], folder: Path) -> None:
-    """Bring what is not there yet, or has other bytes than at this commit."""
+    """Bring the files that are missing or have other bytes at this commit. Raises ValueError if they arrive damaged."""
     names = [escape(name) for name in files]
     with _hub() as api:
         api.snapshot_download(source.repository, repo_type="dataset", revision=commit, allow_patterns=names, local_dir=folder)
-    # When the hub refuses a file, an older one that is here is taken for it.
+    # If the hub refuses a file, an older one that is here is taken for it.
     if missing := [name for name in files if not (folder / name).is_file()]:
         raise UnavailableError(f"the hub gives no {missing[0]}")
     damaged = [name for name, remote in files.items() if not _has_bytes_of(remote, folder / name)]
@@ -157,7 +157,7 @@ def _download(source: Source, commit: str, files: dict[str, Remote], folder: Pat
 
 
 def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> dict[str, Remote]:
-    """The files that a name stands for. Raises ValueError for one that nothing reads, before it comes."""
+    """Return the files that a name stands for. Raises ValueError for one that nothing reads, before it is fetched."""
     card = ""
     if not source.file and CARD in files:
         with TemporaryDirectory() as folder:
@@ -171,9 +171,9 @@ def _chosen(source: Source, commit: str, files: dict[str, Remote]) -> dict[str, 
 
 
 def make(text: str, revision: str, out: Path) -> Manifest:
-    """Have the files of an hf: name beside the manifest `out`, at the commit the manifest keeps; returns the manifest.
+    """Bring the files of an hf: name beside the manifest `out`, at the commit that it keeps; return the manifest.
 
-    Raises ValueError for what differs from the kept manifest, and when the hub cannot be used and not all files are there.
+    Raises ValueError for what differs from the kept manifest, and if the hub cannot be used and files are missing.
     """
     source, old = parse(text), read_json(out) if out.is_file() else {}
     kept: Manifest | None = old if (old.get("source"), old.get("revision")) == (text, revision) else None
@@ -207,10 +207,10 @@ def make(text: str, revision: str, out: Path) -> Manifest:
 
 
 def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list[Path], Manifest]:
-    """Read which files a manifest names, and the manifest.
+    """Return the files that a manifest names, and the manifest. key: the entry that names the source, for errors.
 
-    key: of the entry that names the source, for errors. Raises ValueError for a manifest that is missing or of another source
-    or revision, and for a file that is missing or has other bytes.
+    Raises ValueError if the manifest is missing or of another source or revision, and if a file is missing or has other
+    bytes.
     """
     fetch = f"python -m longspec.data fetch --source {source} --revision {revision} --out {path}"
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""Rows for a person to read, what is trained between ⟦ and ⟧: the `inspect` verb."""
+"""Rows for a person to read, with trained text between ⟦ and ⟧: the `inspect` verb."""
 
 from functools import partial
 from itertools import groupby
@@ -37,7 +37,7 @@ def _facts(manifest: dict[str, Any]) -> dict[str, str]:
 
 
 def _origin_of(record: int, origin: dict[str, Any]) -> str:
-    """Say where the record lies that begins at a byte of the training records."""
+    """Return where the record lies that begins at a byte of the training records."""
     raw = Path(origin["raw_manifest"])
     train = raw.parent / "train.jsonl"
     if not raw.is_file() or sha256_file(raw) != origin["raw"]:
@@ -55,7 +55,7 @@ def _text(ids: list[int], trained: list[int], tokenizer: Any) -> str:
     text, before = "", list[int]()
     for is_trained, run in groupby(zip(trained, ids, strict=True), key=lambda each: each[0]):
         tokens = [token for _, token in run]
-        # With the token before it: some tokenizers drop the space that a text begins with.
+        # Decoded with the token before it: some tokenizers drop a text's first space.
         decoded = lines(decode([*before, *tokens]).removeprefix(decode(before)))
         text += TRAINED.format(decoded) if is_trained else decoded
         before = tokens[-1:]
@@ -63,9 +63,9 @@ def _text(ids: list[int], trained: list[int], tokenizer: Any) -> str:
 
 
 def show(path: Path, number: int) -> None:
-    """Print one row of a packed folder, named by its manifest, with facts of all.
+    """Print one row of a packed folder, named by its manifest, after facts of all rows.
 
-    Raises ValueError for a manifest of no packed rows, a number of no row, and a tokenizer that did not make the tokens.
+    Raises ValueError if these are no packed rows, if there is no such row, and if another tokenizer made the tokens.
     """
     rows = PackedRows(path)
     if not 0 <= number < len(rows):

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-# Counts of records of which a template rewrites what it laid out (longspec.data.chat.layout), not written at 0.
+# Counts of records whose template rewrites what it laid out (longspec.data.chat.layout); not written at 0.
 REWRITE_COUNTS = ("further_documents", "left_out_messages")
 UNLIKE_SERVED, MAX_UNLIKE_SERVED = "unlike_served", 0.1  # of a dataset's documents
 MAX_REASONS = 10
-CUT_BY_LIMIT, MAX_CUT = "cut by new_tokens", 0.1  # a reason why an answer is torn or dropped; of a dataset's records
+CUT_BY_LIMIT, MAX_CUT = "cut by new_tokens", 0.1  # a reason of a torn or dropped answer; share of a dataset's records
 
 
 def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
-    """Say how many documents of tokens or packed rows are laid out otherwise than the target is asked; "" for a tenth or fewer.
+    """Return a warning of documents laid out otherwise than the target is asked; "" if they are a tenth or fewer.
 
     manifest: of a token shard or of packed rows.
     """
@@ -27,13 +27,13 @@ def unlike_served_warning(manifest: Mapping[str, Any]) -> str:
 
 
 def answer_reasons(counts: Mapping[str, Any]) -> str:
-    """Say why records have not all their answers, the reasons of the most records first. counts: `answers` of a manifest."""
+    """Return why records lack answers, the reasons of the most records first. counts: `answers` of a manifest."""
     found = sorted(((n, end, reason) for end, some in counts["reasons"].items() for reason, n in some.items()), reverse=True)
     return "; ".join(f"{n} x {end}: {reason}" for n, end, reason in found[:MAX_REASONS])
 
 
 def cut_warning(manifest: Mapping[str, Any]) -> str:
-    """Say how many records lost an answer to the limit of new tokens, or have a torn one; "" for a tenth or fewer.
+    """Return a warning of records that lost an answer to the limit of new tokens, or have a torn one; "" for a tenth or fewer.
 
     manifest: of records, answered by the target or not.
     """

@@ -1,4 +1,4 @@
-"""Published sets by name: a preset holds what an entry of workflow.yaml would."""
+"""Published sets by name: a preset holds what an entry of workflow.yaml would hold."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ OF_SOURCE = ("revision", "member")
 
 
 def expand_all(entries: Any, section: str) -> Any:
-    """Return entries by name, presets laid out, less tasks that are null; what is no mapping is left to the schema."""
+    """Return entries by name, presets expanded, without tasks that are null. What is no mapping is left to the schema."""
     if not isinstance(entries, dict):
         return entries
     told = {name: entry for name, entry in entries.items() if entry is not None or section == DATA}
@@ -20,10 +20,10 @@ def expand_all(entries: Any, section: str) -> Any:
 
 
 def expand(name: str, settings: dict[str, Any], section: str = DATA) -> dict[str, Any]:
-    """Return the settings of entry `name` with those of its preset beneath them; without a preset they come back as they are.
+    """Return the settings of entry `name` laid over those of its preset; without a preset return them as they are.
 
-    A preset's `revision` and `member` are of its source alone: they go when the settings name another source, such as a copy on
-    this machine. Raises ValueError for an unknown preset.
+    A preset's `revision` and `member` belong to its source alone: they go if the settings name another source, such as a copy
+    on this machine. Raises ValueError for an unknown preset.
     """
     if "preset" not in settings:
         return settings

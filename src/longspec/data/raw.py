@@ -1,4 +1,4 @@
-"""The `raw` verb: reads a source into validated records, held-out ones apart, and counts every record."""
+"""Read a source into validated records, held-out ones apart, and count every record: the `raw` verb."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +14,12 @@ from longspec.data.read.source_files import ARCHIVE, Item
 from longspec.data.read.split_records import UNANSWERED
 from longspec.demo import puzzles, questions, stdlib
 
-AFTER = ("shards", "regenerate")  # keys of what is done with the records: `tokenize` and longspec.answers read them
+AFTER = ("shards", "regenerate")  # keys for later steps: `tokenize` and longspec.answers read them
 # The settings each kind of source knows, with their defaults (None: must be given).
 QUESTIONS: dict[str, Any] = {"records": None, "seed": 0, "min_characters": 0, "max_characters": 4000}
 FILE: dict[str, Any] = {"held_out": 0.02, "held_out_by": "", "align": [], "max_rejected": 0.01, "max_line_mb": 32}
 HUB: dict[str, Any] = {"revision": "main", **FILE}
-# What decides no record that was read: a manifest has its default, so that no stage is trained anew for it.
+# Keys that change no record that was read: a manifest has their defaults, so that no stage is trained anew for them.
 READING = ("revision", "max_line_mb")
 MADE: dict[str, dict[str, Any]] = {
     "stdlib": {"min_characters": 0, "as": "", "held_out": 0.06},
@@ -41,7 +41,7 @@ def is_hub(source: Any) -> bool:
 def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with defaults filled in. Raises ValueError for one that this source does not know, or lacks.
 
-    What each may be, whatever the source, is said by the schema of workflow.yaml, which the plan asks.
+    The plan checks by the schema of workflow.yaml what values each may have.
     """
     source = settings["source"]
     known = MADE[source] if is_made(source) else HUB if is_hub(source) else FILE
@@ -62,7 +62,7 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item]:
-    """Yield all records of the source."""
+    """Yield the items of the source, one for each record."""
     if settings["source"] == "stdlib":
         made: Any = stdlib.generate(settings["min_characters"], settings["as"] or None)
     elif settings["source"] == "puzzles":
@@ -78,10 +78,10 @@ def read(settings: dict[str, Any], files: list[Path]) -> Iterator[Item]:
 
 
 def make(name: str, settings: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write the raw folder of a dataset, its manifest `out` last; returns the manifest.
+    """Write the raw folder of a dataset, its manifest `out` last; return the manifest.
 
-    Raises ValueError for a source that cannot be read whole, for too many rejects, and when no record is left to train on;
-    of the last two the folder then holds the rejects alone.
+    Raises ValueError if the source cannot be read whole, if too many records are rejected, or if none is left to train on. In
+    the last two cases the folder has no manifest, and its rejects can be looked at.
     """
     settings = complete(name, settings)
     source, origin = settings["source"], {}

@@ -1,4 +1,4 @@
-"""The rows that a stage trains on, and when: of its data sets (recipe.data.name), and of those that it replays.
+"""The rows that a stage trains on, and when: rows of its own data sets (recipe.data.name), and of those that it replays.
 
 Which rows an optimizer step trains is a function of (seed, step) alone, whatever ranks and micro batches share it.
 """
@@ -18,13 +18,13 @@ from longspec.data.pack.arrow_shards import PackedRows, Row, count_labels
 
 
 class Schedule:
-    """The rows of each global batch: of the first `own` sources, a stage's own, and of those it replays, numbered through.
+    """Choose the rows of each global batch. The first `own` sources are the stage's own, the others are replayed.
 
-    num_rows: of each source. chances: of each source, that a row of a batch is its; their sum is 1. At every step each source
-    has had its chance's part of all rows, to a row or a few. Its rows are taken without replacement until it is used up, then
-    again in another order. An epoch has as many own rows as there are, less what does not fill a whole global batch: a single
-    own source passes over these, of several one repeats rows and another leaves out as many.
-    Raises ValueError when the own rows do not fill a global batch.
+    num_rows: of each source; row numbers run through all of them. chances: for each source, that a row of a batch is from it;
+    their sum is 1. At every step each source has had its chance's part of all rows, to a row or a few. Its rows are taken
+    without replacement until all are used, then again in another order. An epoch has as many own rows as there are, less what
+    does not fill a global batch: a single own source leaves these out; of several, one repeats rows and another leaves out as
+    many. Raises ValueError if the own rows do not fill a global batch.
     """
 
     def __init__(self, num_rows: list[int], chances: list[float], global_batch_size: int, seed: int, own: int = 1) -> None:
@@ -40,22 +40,22 @@ class Schedule:
         self.first_rows = [sum(num_rows[:source]) for source in range(len(num_rows))]
         self.own_share = sum(chances[:own]) / sum(chances)
         self._shares_of_rest = [chance / sum(chances[source:]) for source, chance in enumerate(chances)]
-        # A step looks at the present epoch of every source, now and then at the next one.
+        # A step looks at the present epoch of every source, and sometimes at the next one.
         self._order = lru_cache(maxsize=2 * len(num_rows))(self._shuffled)
 
     def taken(self, rows: int) -> list[int]:
-        """Return how many of the stage's first `rows` rows are of each source; with `rows` no count falls."""
+        """Return how many of the stage's first `rows` rows are from each source; with more rows no count falls."""
         counts = []
-        # One source after the other is split off, since roundings of all at once could take a row back.
+        # Sources are split off one after the other, since rounding all at once could take a row back.
         for share in self._shares_of_rest[:-1]:
             counts.append(int(rows * share + 0.5))
             rows -= counts[-1]
         return [*counts, rows]
 
     def steps(self, epochs: int) -> int:
-        """Return the optimizer steps that train as many own rows as `epochs` have, as far as whole batches go."""
+        """Return the optimizer steps that train as many own rows as `epochs` have, in whole batches."""
         wanted = self.own_rows * epochs
-        # No count strays from its chance by more than half a row for each source that was split off before.
+        # A count strays from its chance by at most half a row for each source that was split off before.
         step = ceil((wanted + self.own) / (self.own_share * self.global_batch_size))
         while sum(self.taken(step * self.global_batch_size)[: self.own]) > wanted:
             step -= 1
@@ -75,12 +75,12 @@ class Schedule:
 
     def _shuffled(self, source: int, epoch: int) -> NDArray[np.int64]:
         entropy = [self.seed, epoch, source] if source else [self.seed, epoch]
-        # Sorting raw generator words: numpy promises these stay the same between versions, but not `permutation`'s result.
+        # Sort raw generator words: numpy promises that these stay the same between versions, but not `permutation`'s result.
         return np.argsort(np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(self.num_rows[source]), kind="stable")
 
 
 def chances(num_rows: list[int], labels: list[int], shares: list[float]) -> list[float]:
-    """Return how often a row of each source is taken, that each source has its share of the trained tokens.
+    """Return the chance of a row of each source that gives each source its share of the trained tokens.
 
     labels: trained tokens of all rows of each source, at least one.
     """
@@ -89,7 +89,7 @@ def chances(num_rows: list[int], labels: list[int], shares: list[float]) -> list
 
 
 class TrainedRows:
-    """All rows of a stage as one, numbered through: of its own data sets in order, then replayed ones by their names."""
+    """Number all rows of a stage through: its own data sets in order, then the replayed ones sorted by name."""
 
     def __init__(self, *own: PackedRows, replayed: Mapping[str, PackedRows] | None = None) -> None:
         self.own, self.replayed = own, dict(sorted((replayed or {}).items()))
@@ -101,7 +101,7 @@ class TrainedRows:
         return int(self._edges[-1])
 
     def source_of(self, row: int) -> tuple[int, int]:
-        """Return the place of a row's source, and the row's number there."""
+        """Return the number of a row's source, and the row's number there. Raises IndexError for a row that is not there."""
         source = bisect_right(self._edges, int(row)) - 1
         if not 0 <= source < len(self.sources):
             raise IndexError(f"{self.sources[0].path}: row {row} of {len(self)}")
@@ -117,12 +117,12 @@ class TrainedRows:
         return self.sources[source][number]
 
     def of_own(self, values: Sequence[Any]) -> Any:
-        """Return what belongs to the own rows: of one data set the value itself, of several a mapping from their names."""
+        """Return what belongs to the own rows: the value itself for one data set, a mapping by name for several."""
         by_name = {rows.manifest.get("dataset"): value for rows, value in zip(self.own, values, strict=True)}
         return values[0] if len(self.own) == 1 else by_name
 
     def labels_by_source(self, rows: NDArray[np.int64]) -> dict[str, dict[str, int]]:
-        """Count the trained tokens in some rows, as metrics have them: of several own data sets, and of what is replayed."""
+        """Return the counts of trained tokens in some rows, as metrics have them: by data set, if there are several."""
         counts = [0] * len(self.sources)
         for row in rows if len(self.sources) > 1 else ():
             counts[self.source_of(row)[0]] += count_labels(self.find, [row])
@@ -131,9 +131,9 @@ class TrainedRows:
         return mixed | ({"replayed_labels": replayed} if replayed else {})
 
     def schedule(self, shares: list[float], global_batch_size: int, seed: int) -> Schedule:
-        """Return the rows of each step. shares: of the trained tokens, of each source (config.schema.shares_of).
+        """Return the rows of each step. shares: of the trained tokens, for each source (config.schema.shares_of).
 
-        Raises ValueError, with the file, for rows without a trained token, and when the own rows do not fill a global batch.
+        Raises ValueError, with the file, for rows without a trained token, and if the own rows do not fill a global batch.
         """
         num_rows = [len(rows) for rows in self.sources]
         for rows in self.sources:
@@ -149,7 +149,7 @@ class TrainedRows:
 
 
 def open_alike(paths: Iterable[Path], first: PackedRows) -> list[PackedRows]:
-    """Open further rows of a stage. Raises ValueError for rows made otherwise than the first."""
+    """Open further rows of a stage. Raises ValueError for rows that were made otherwise than `first`."""
     found = []
     for path in paths:
         found.append(rows := PackedRows(path))

@@ -1,4 +1,4 @@
-"""The `tokenize` verb: one shard of a raw folder as token ids and answer masks, in Arrow."""
+"""One shard of a raw folder as token ids and answer masks, in Arrow: the `tokenize` verb."""
 
 import json
 import re
@@ -24,23 +24,23 @@ from longspec.data.chat.special_tokens import LayoutError
 from longspec.data.layout_tally import REWRITE_COUNTS, UNLIKE_SERVED
 from longspec.data.pack.arrow_shards import TokenWriter
 
-# Records are handed to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
+# Records go to the tokenizer in groups of about this many bytes: enough to keep all its threads busy.
 GROUP_BYTES = 1 << 20
-# Share of records without a layout above which a dataset fails, where its dataset's settings do not say.
+# Share of records without a layout above which a dataset fails, if its settings do not set one.
 MAX_SKIPPED = 0.01
 
-Group = list[tuple[int, dict[str, Any]]]  # where each record's line begins in its file, in bytes, and the record
+Group = list[tuple[int, dict[str, Any]]]  # the byte where each record's line begins in its file, and the record
 
 
 def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
-    """The records whose lines begin in the shard's part of a file, in groups of bounded size; nothing else is read."""
+    """Yield the records whose lines begin in the shard's part of a file, in groups of bounded size; read nothing else."""
     size = path.stat().st_size
     place, end = size * shard // num_shards, size * (shard + 1) // num_shards
     group: Group = []
     group_bytes = 0
     with path.open("rb") as handle:
         if place:
-            # A line that begins right at the border follows a line end, so the byte before it is read too.
+            # A line that begins right at the border follows a line end, so the byte before the border is read too.
             handle.seek(place - 1)
             place += len(handle.readline()) - 1
         while place < end:
@@ -53,10 +53,10 @@ def _groups(path: Path, shard: int, num_shards: int) -> Iterator[Group]:
 
 
 def _write(encoder: Encoder, groups: Iterator[Group], writer: TokenWriter) -> dict[str, Any]:
-    """Write every record as documents, or skip it; the counts for the manifest.
+    """Write every record as documents, or skip it; return the counts for the manifest.
 
-    Counted are records that were skipped, by reason, and where the first of each stands; documents laid out unlike served
-    prompts; of records whose template rewrites what it laid out (layout.py) documents beyond the first, and messages in none.
+    Counts: skipped records by reason, with the byte of the first; documents laid out unlike served prompts. If a template
+    rewrites what it laid out (layout.py), also a record's documents beyond the first, and its messages in no document.
     """
     skipped: dict[str, dict[str, int]] = {}
     further, left_out = REWRITE_COUNTS
@@ -65,7 +65,7 @@ def _write(encoder: Encoder, groups: Iterator[Group], writer: TokenWriter) -> di
         kept: list[tuple[int, Encoded]] = []
         planned = encoder.encode([encoder.plan(record) for _, record in group])
         for (place, _), documents in zip(group, planned, strict=True):
-            if isinstance(documents, LayoutError):  # whichever of its messages is the cause
+            if isinstance(documents, LayoutError):  # whichever message is the cause
                 reason = re.sub(r"\[\d+\]", "[]", str(documents))
                 skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
                 continue
@@ -76,16 +76,16 @@ def _write(encoder: Encoder, groups: Iterator[Group], writer: TokenWriter) -> di
             kept += [(place, document) for document in documents]
         if kept:
             writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])
-    # Not written at 0, so that manifests of data without such records, and what is made of them, stay as they were.
+    # Zeros are not written, so that manifests of data without such records, and what is made of them, stay as they were.
     told = {name: count for name, count in counts.items() if count or name == UNLIKE_SERVED}
     return {"skipped": {"count": sum(each["count"] for each in skipped.values()), "reasons": skipped}, **told}
 
 
 def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: Path) -> dict[str, Any]:
-    """Write a token shard beside its manifest `out`; returns the manifest.
+    """Write a token shard beside its manifest `out`; return the manifest.
 
-    A shard is a stretch of the file's bytes, and no other is read. Raises ValueError for files that are not those of the raw
-    manifest, and for answers in the tokens of another tokenizer.
+    A shard is a range of the file's bytes; no other byte is read. Raises ValueError if files differ from the raw manifest, or
+    if the answers are tokens of another tokenizer.
     """
     raw_manifest, made_with = checked_manifest(raw), sha256_file(tokenizer_manifest)
     if raw_manifest.get("answered_by", {}).get("tokenizer", made_with) != made_with:

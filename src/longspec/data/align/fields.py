@@ -19,7 +19,7 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Many:
-    """The records made of a list, which is named `field`; a RecordError where an element makes none."""
+    """Hold the records made of a list, the field `field`; a RecordError stands for an element that makes none."""
 
     field: str
     records: Iterator[Record | RecordError]
@@ -50,7 +50,7 @@ def required(record: Record, field: str) -> Any:
 
 
 def rename(names: dict[str, str]) -> Step:
-    """{old: new}: give fields other names, all at once, so that two can change places."""
+    """Give fields other names, {old: new}, all at once, so that two can change places."""
     for old, new in names.items():
         if list(names.values()).count(new) > 1:
             raise RecordError(old, f"another field becomes {new!r} too")
@@ -68,7 +68,7 @@ def rename(names: dict[str, str]) -> Step:
 
 
 def select(names: list[str]) -> Step:
-    """[name, ...]: keep these fields only."""
+    """Keep these fields only."""
 
     def step(record: Record) -> Record:
         for name in names:
@@ -80,17 +80,17 @@ def select(names: list[str]) -> Step:
 
 
 def drop(names: list[str]) -> Step:
-    """[name, ...]: leave these fields out; one that a record does not have is no fault."""
+    """Leave these fields out; one that a record does not have is no fault."""
     return lambda record: {name: value for name, value in record.items() if name not in names}
 
 
 def set_constants(values: dict[str, Any]) -> Step:
-    """{name: value}: give fields constant values, whatever they were."""
+    """Give fields constant values, whatever they were."""
     return lambda record: record | values
 
 
 def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:
-    """A text from a template of named units, such as "{title}\\n\\n{body}"; a brace that is text is written twice.
+    """Write a text from a template of named units into `to`, such as "{title}\\n\\n{body}"; write a brace that is text twice.
 
     A unit is a text or a number. A missing or empty one is a fault, unless it is `optional`: then the white space before it
     goes with it.
@@ -111,12 +111,12 @@ def compose(to: str, template: str, optional: list[Any] | None = None) -> Step:
 
 
 def units_of(template: str) -> list[str]:
-    """Return the fields that a template asks for, each once. Raises ValueError for a template that is none."""
+    """Return the fields that a template asks for, each once. Raises RecordError for a template that is none."""
     return list(dict.fromkeys(unit for _, unit in _parts(template) if unit is not None))
 
 
 def _parts(template: str) -> list[tuple[str, str | None]]:
-    """The template as pairs of a literal and the unit behind it."""
+    """Return the template as pairs of a literal and the unit behind it; the last unit may be None."""
     try:
         parts = list(Formatter().parse(template))
     except ValueError as error:
@@ -154,7 +154,7 @@ def keep_where(
     """Keep the records whose field meets all conditions; the others are filtered out, and counted.
 
     equals, in, not_in: the value; min, max: of a number; min_characters, max_characters: of a text; present: whether it is
-    there, neither null nor empty. A record without the field, or of the wrong type, is a fault unless `present` is asked.
+    there, neither null nor empty. Unless `present` is given, a field that is missing or of the wrong type is a fault.
     """
     limits = {"equals": equals, "in": in_, "not_in": not_in, "min": min, "max": max}
     limits |= {"min_characters": min_characters, "max_characters": max_characters}
@@ -193,7 +193,7 @@ def _required_list(record: Record, field: str) -> list[Any]:
 
 
 def flatten(field: str, merge: bool = False) -> Step:
-    """A list becomes one record per element; the other fields are kept in each.
+    """Make one record of each element of a list; each keeps the record's other fields.
 
     The element stands in the field itself; with `merge` it is an object whose fields join the record's.
     """

@@ -1,12 +1,12 @@
-"""Aligners: steps, chosen in the configuration, that bring the records of any schema into one of the known formats.
+"""Aligners: steps, chosen in the configuration, that bring records of any schema into one of the known formats.
 
     align:
       - filter: {field: language, equals: en}
       - rename: {question: problem, answer: qwq}
       - select: [problem, qwq]
 
-They are taken in order; fields.py says what each does. A record that a step cannot work on is rejected
-with the field at fault. A field that is read may stand deeper: `meta.title`, `answers.0`. A null counts as missing.
+The steps run in this order; fields.py says what each does. A record that a step cannot work on is rejected
+with the field at fault. A field that is read may lie deeper: `meta.title`, `answers.0`. A null counts as missing.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from longspec.data.align import fields
 from longspec.data.align.fields import Many, Record, Step
 from longspec.data.read.record_checks import RecordError
 
-# The arguments of these functions tell the settings, with their types and defaults, or their aliases (`in`).
+# The settings are the arguments of these functions, with their types and defaults, or their aliases (`in`).
 KNOWN: dict[str, Callable[..., Step]] = {
     "rename": fields.rename,
     "set": fields.set_constants,
@@ -32,13 +32,13 @@ KNOWN: dict[str, Callable[..., Step]] = {
     "flatten": fields.flatten,
     "start_at": fields.start_at,
 }
-OF_NAMES = ("rename", "set", "select", "drop")  # whose settings are names of the user's, all of them one argument
+OF_NAMES = ("rename", "set", "select", "drop")  # steps with one argument: settings whose names the user chooses
 MADE, FLATTENED, FILTERED = "records made", "lists flattened", "records filtered out"
 
 
 @dataclass(frozen=True)
 class Aligner:
-    """One step with the key that set it, such as align[2].rename, and what it did so far, in words for the manifest."""
+    """Hold one step, the key that set it, such as align[2].rename, and counts of what it did, in words for the manifest."""
 
     key: str
     step: Step
@@ -46,9 +46,9 @@ class Aligner:
 
 
 def parse(name: str, steps: list[dict[str, Any]]) -> list[Aligner]:
-    """Return the steps of `data.<name>.align`. Raises ValueError with the key of what is unknown, missing or of a wrong type.
+    """Return the steps of `data.<name>.align`. Raises ValueError, with the key, for what is unknown, missing or mistyped.
 
-    steps: mappings of one aligner each to settings that JSON can hold, as the schema of workflow.yaml has them.
+    steps: mappings from one aligner to its settings, which JSON can hold, as the schema of workflow.yaml has them.
     """
     aligners = []
     for number, step in enumerate(steps):
@@ -82,7 +82,7 @@ def _step(name: str, settings: Any, where: str) -> Step:
 
 
 def apply(steps: list[Aligner], record: Record) -> Iterator[Record | RecordError | None]:
-    """Yield all that the steps make of a record, one at a time: records, faults, None for one filtered out."""
+    """Yield what the steps make of a record, one at a time: records, faults, None for each one that is filtered out."""
     if not steps:
         yield record
         return

@@ -1,7 +1,7 @@
 """The target's own chat template: the text that it makes of a conversation, and how it writes answers of each kind.
 
-Which of that text the model writes: layout.py. The date that some templates write is always the same, so that the same records
-give the same tokens on any day. Where a template puts the thought of an answer, and what closes it, is tried with marks.
+layout.py says which of that text the model writes. The date that some templates write is always the same, so that the same
+records give the same tokens on any day. Marks in trial messages show where a template puts an answer's thought and its end.
 """
 
 import json
@@ -22,7 +22,7 @@ CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# The day that Llama 3.1's template falls back to. A macro, since transformers hands no function of ours to a template.
+# The day that Llama 3.1's template falls back to. A macro, since transformers gives a template no function of ours.
 DAY = {"%Y": "2024", "%m": "07", "%d": "26", "%b": "Jul", "%B": "July", "%y": "24", "%A": "Friday", "%a": "Fri", "%j": "208"}
 DAY |= {"%H": "00", "%I": "12", "%M": "00", "%S": "00", "%p": "AM", "%-d": "26", "%-m": "7"}
 _DAY_MACRO = (
@@ -31,12 +31,12 @@ _DAY_MACRO = (
     + " }}{% endmacro %}\n"
 )
 EMPTY_THOUGHT = re.compile(r"\s*(<think>)?\s*</think>\s*")
-# With which a prompt may end that the template does not repeat when it lays out the answer: a thought opened, or an empty one.
+# A prompt's end that the template does not repeat when it lays out the answer: an opened thought, or an empty one.
 _OPENER = re.compile(r"<think>\s*(</think>\s*)?$")
 
 
 def template_of(tokenizer: Any) -> str:
-    """Return the tokenizer's chat template; ChatML, said in the log, when it has none."""
+    """Return the tokenizer's chat template. If it has none, return ChatML, and log that."""
     if tokenizer.chat_template:
         return tokenizer.get_chat_template()
     told = "%s: no chat template in this tokenizer; conversations are laid out as ChatML"
@@ -46,9 +46,9 @@ def template_of(tokenizer: Any) -> str:
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A tokenizer's chat template with what it may write: the named special tokens, and all added tokens' names.
+    """Hold a tokenizer's chat template and what it may write: the named special tokens, and all added tokens' names.
 
-    arguments: those of the template itself, such as `enable_thinking`, as JSON text.
+    arguments: the template's own arguments, such as `enable_thinking`, as JSON text.
     """
 
     template: str
@@ -58,7 +58,7 @@ class ChatTemplate:
 
     @classmethod
     def of(cls, tokenizer: Any) -> "ChatTemplate":
-        """Take the template of a tokenizer, or ChatML."""
+        """Return the template of a tokenizer, or ChatML if it has none."""
         template = template_of(tokenizer)
         if "strftime_now" in template:
             template = _DAY_MACRO + template
@@ -67,11 +67,11 @@ class ChatTemplate:
         return cls(template, tuple(sorted(words.items())), tuple(sorted(added)))
 
     def of_today(self) -> "ChatTemplate":
-        """Return the template as a server has it, which tells the day on which it is asked."""
+        """Return the template as a server has it, which writes the day of the request."""
         return replace(self, template=self.template.removeprefix(_DAY_MACRO))
 
     def render(self, messages: list[Message], ask: bool, tools: list[dict[str, Any]] | None = None) -> str:
-        """Render messages, with the request for an answer or not. Raises LayoutError when the template refuses them."""
+        """Return messages as text. ask: with the request for an answer. Raises LayoutError if the template refuses them."""
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -90,13 +90,13 @@ class ChatTemplate:
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """How a template is to be given an answer, and where it writes the thought of it."""
+    """Say how a template is given an answer, and where it writes the answer's thought."""
 
-    in_content: Marks | None = None  # between which it reads the thought at the beginning of the content
+    in_content: Marks | None = None  # marks between which it reads the thought, at the beginning of the content
     lost_thought: bool = False  # it writes no thought, not even the last answer's
-    calls_as_text: bool = False  # it reads arguments of calls as JSON text
-    no_content: bool = False  # it takes an empty content beside calls for an answer of its own
-    lead: str = ""  # what stands behind the prompt before the thought, or before a content alone
+    calls_as_text: bool = False  # it reads the arguments of calls as JSON text
+    no_content: bool = False  # it takes empty content beside calls for an answer of its own
+    lead: str = ""  # what it writes after the prompt, before the thought or a content alone
 
     def given(self, message: Message) -> Message:
         """Return the message as the template reads it."""
@@ -128,16 +128,16 @@ def _behind(text: str, mark: str, what: str) -> str:
 def written_behind(
     template: ChatTemplate, before: list[Message], message: Message, place: str, tools: list[dict[str, Any]] | None = None
 ) -> tuple[str, str, str]:
-    """Find what a template writes for an answer behind the messages before it: the prompt, its end, and that text.
+    """Return the prompt, its end, and the text that a template writes for an answer behind the messages before it.
 
-    The prompt's end is the part, often none, that the template does not repeat once there is an answer; it is no part of the
-    prompt returned. Raises LayoutError when it cannot be told.
+    The end is the part, often none, that the template does not repeat once there is an answer; the returned prompt lacks it.
+    Raises LayoutError if these parts cannot be told.
     """
     prompt, whole = template.render(before, True, tools), template.render([*before, message], False, tools)
     if whole.startswith(prompt):
         return prompt, "", whole[len(prompt) :]
-    # The template lays out what was before otherwise, now that there is an answer. What stands behind the last message before
-    # the answer is compared, by a mark in its place.
+    # Once there is an answer, the template lays out the earlier messages in another way. A mark in place of the last message
+    # before the answer shows what follows it in both texts, which is then compared.
     mark = next(unused_characters(prompt + whole))
     marked = [*before[:-1], before[-1] | {"content": mark}]
     what = f"{place}: the chat template writes the message before this answer"
@@ -145,7 +145,7 @@ def written_behind(
     answered = _behind(template.render([*marked, message], False, tools), mark, what)
     thought = _OPENER.search(request)
     openers = ["", *([thought[0]] if thought else [])]
-    if is_content_alone(message):  # then its place in the text is seen by the content
+    if is_content_alone(message):  # then the content shows its place in the text
         same = takewhile(lambda pair: pair[0] == pair[1], zip(request, answered, strict=False))
         openers.append(request[len(list(same)) :])
     if prompt.endswith(request) and whole.endswith(answered):
@@ -157,14 +157,14 @@ def written_behind(
 
 
 def form_of(template: ChatTemplate, message: Message, place: str) -> AnswerForm:
-    """Find the form of an answer. Raises LayoutError when the template leaves a part of such answers out."""
+    """Return the form of an answer. Raises LayoutError if the template leaves a part of such answers out."""
     kind = "reasoning_content" in message, bool(message["content"].strip()), len(message.get("tool_calls", []))
     return _form_of_kind(template, kind, place)
 
 
 @lru_cache(maxsize=1024)
 def _form_of_kind(template: ChatTemplate, kind: tuple[bool, bool, int], place: str) -> AnswerForm:
-    """Find the first form in which all of an answer of a kind is written: with thought, with content, number of calls."""
+    """Return the first form in which a whole answer is written. kind: with thought, with content, number of calls."""
     thought, content, calls = kind
     forms = [
         AnswerForm(in_content=in_content, calls_as_text=as_text, no_content=no_content)
@@ -172,7 +172,7 @@ def _form_of_kind(template: ChatTemplate, kind: tuple[bool, bool, int], place: s
         for no_content in ((False, True) if calls and not content and not thought else (False,))
         for in_content in (None, *(marks for marks in MARKS if thought and marks.closer in template.template))
     ]
-    # Where it never writes the thought, but knows </think>, the thought is put before what it writes.
+    # If it never writes the thought, but knows </think>, the thought is put before what it writes.
     forms += [replace(form, in_content=None, lost_thought=True) for form in forms if form.in_content == THINK]
     forms += [replace(form, no_content=True) for form in forms if form.lost_thought and calls and not content]
     faults = []
@@ -181,12 +181,12 @@ def _form_of_kind(template: ChatTemplate, kind: tuple[bool, bool, int], place: s
             return _tried(template, kind, place, form)
         except LayoutError as fault:
             faults.append(fault)
-    # What a template leaves out tells more than what it refuses in a form that is not its own.
+    # A part that it leaves out says more than its refusal of a form that is not its own.
     raise next((fault for fault in faults if fault.__cause__ is None), faults[0])
 
 
 def _tried(template: ChatTemplate, kind: tuple[bool, bool, int], place: str, form: AnswerForm) -> AnswerForm:
-    """The form with its lead, tried with marks behind a question. Raises LayoutError for a part that is not written."""
+    """Return the form with its lead, tried with marks behind a question. Raises LayoutError for a part that is not written."""
     thought, content, calls = kind
     marks = [chr(0xF000 + number) for number in range(2 + 2 * calls)]
     message: Message = {"role": "assistant", "content": marks[1] if content else ""}
@@ -209,10 +209,10 @@ def _tried(template: ChatTemplate, kind: tuple[bool, bool, int], place: str, for
 
 @lru_cache(maxsize=256)
 def end_of(template: ChatTemplate) -> tuple[str, str]:
-    """Find what closes an answer of content alone, through its end token, and what the template writes behind that token.
+    """Return what closes an answer of content alone, through its end token, and what the template writes behind that token.
 
-    Without a named token the end is all visible text. Raises LayoutError for a template that does not write the answer to a
-    user's message out, once.
+    Without a named token the close is all visible text. Raises LayoutError unless the template writes the answer to a user's
+    message out once.
     """
     mark, place = chr(0xF000), "messages[1]"
     before, message = [{"role": "user", "content": "q"}], {"role": "assistant", "content": mark}

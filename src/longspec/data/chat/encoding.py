@@ -1,4 +1,4 @@
-"""Records as token ids and answer masks: the mask comes from places in the text, and is verified by decoding."""
+"""Records as token ids and answer masks. A mask comes from places in the text, and decoding verifies it."""
 
 import threading
 import unicodedata
@@ -19,17 +19,17 @@ from longspec.data.read.record_checks import RecordError
 from longspec.data.read.records import ANSWER_IDS, Chat
 from longspec.draft_vocabulary import tokenizer_hash
 
-BEFORE = 16  # tokens before an answer that are decoded with it, since what they decode to may hang on each other
+BEFORE = 16  # tokens before an answer that are decoded with it, since decoding may depend on them
 
 
 def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
-    """The first token that begins at a character or behind it."""
+    """Return the first token that begins at a character or behind it."""
     before = 0
     for piece, encoding in zip(pieces, encodings, strict=True):
         local = place - piece.start
         if local <= 0:
             return before
-        # A tokenizer may give no position for white space; then the character behind it counts.
+        # A tokenizer may give no position for white space; then the next character counts.
         for probe in range(local, len(piece.text)):
             token = encoding.char_to_token(probe)
             if token is not None:
@@ -39,8 +39,7 @@ def _token_at(pieces: list[Piece], encodings: list[Any], place: int) -> int:
 
 
 def _is_same(expected: str, decoded: str) -> bool:
-    """Tell whether two texts are equal as they are, or in the form that Unicode holds equal, into which some tokenizers bring
-    them.
+    """Tell whether two texts are equal as they are, or in the form NFKC, into which some tokenizers bring them.
 
     Some begin each stretch between special tokens with a space of their own.
     """
@@ -52,9 +51,9 @@ def _is_same(expected: str, decoded: str) -> bool:
 def verified(
     tokenizer: Any, plans: list[Plan], encodings: list[list[Any]], ids: list[list[int]]
 ) -> list[list[tuple[int, int]] | None]:
-    """The tokens [start, end) of each plan's answers; None where decoding them gives another text.
+    """Return the tokens [start, end) of each plan's answers; None if they decode to another text.
 
-    So it is where a token reaches over an answer's edge.
+    They do where a token reaches over an answer's edge.
     """
     found: list[list[tuple[int, int]] | None] = []
     checks: list[tuple[int, str]] = []
@@ -74,7 +73,7 @@ def verified(
 
 
 def load_tokenizer(manifest_path: Path) -> tuple[Any, str]:
-    """Load the tokenizer of a tokenizer manifest, its files checked; returns it and the hash of these files."""
+    """Return a manifest's tokenizer, its files checked, and their hash. Raises ValueError if it is not fast or has no eos."""
     from transformers import AutoTokenizer
 
     manifest = checked_manifest(manifest_path)
@@ -93,13 +92,13 @@ Planned = list[Plan] | LayoutError  # a record's documents, or why it cannot be 
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document: token ids int32 [n], closed with eos, and uint8 [n], 1 on what is an answer."""
+    """Hold one document: token ids int32 [n], closed with eos, and a mask uint8 [n], 1 on answers."""
 
     ids: NDArray[np.int32]
     answer_mask: NDArray[np.uint8]
     as_served: bool = True  # of a conversation, see longspec.data.chat.layout
     left_out: int = 0
-    said_end: int = 0  # of an answer in the target's own tokens, where it ends
+    said_end: int = 0  # where an answer in the target's own tokens ends
 
 
 def _ids(encodings: list[Any]) -> list[int]:
@@ -107,7 +106,7 @@ def _ids(encodings: list[Any]) -> list[int]:
 
 
 class Encoder:
-    """A tokenizer with what is asked of it again and again."""
+    """Hold a tokenizer with what is asked of it again and again."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -122,7 +121,7 @@ class Encoder:
         self._alone = threading.Lock()  # special tokens are a setting of the backend, and requests are laid out in threads
 
     def plan(self, record: dict[str, Any]) -> Planned:
-        """Plan a record's documents, or say why its conversation cannot be laid out. Raises RecordError."""
+        """Return the plans of a record's documents, or why its conversation cannot be laid out. Raises RecordError."""
         try:
             plans = plan(record, self.template, self.special)
         except LayoutError as error:
@@ -133,9 +132,9 @@ class Encoder:
         return plans
 
     def _run(self, plans: Sequence[Plan]) -> list[list[Any]]:
-        """The backend's encodings of each plan's pieces, on all of its threads.
+        """Return the backend's encodings of each plan's pieces, made on all of its threads.
 
-        Character offsets take time and are made only where a mask needs them.
+        Character offsets take time, so they are made only where a mask needs them.
         """
         encodings: list[list[Any]] = [[None] * len(made.pieces) for made in plans]
         chosen: dict[tuple[bool, bool, bool], list[tuple[int, int, str]]] = {}
@@ -153,11 +152,11 @@ class Encoder:
         return encodings
 
     def encode(self, planned: Sequence[Planned]) -> list[list[Encoded] | LayoutError]:
-        """The documents of each record; one LayoutError stands for its whole record."""
+        """Return the documents of each record; one LayoutError stands for its whole record."""
         plans = [made for each in planned if not isinstance(each, LayoutError) for made in each]
         documents = self._documents(plans)
-        # A token reaches over an answer's edge there, so the text is cut: when served the request ends there, and the model
-        # never writes such a token. All others are tokenized in one piece, as the template's text is when served.
+        # None: a token reaches over an answer's edge, so the text is cut there. When served, the request ends there, and the
+        # model never writes such a token. All others are tokenized in one piece, as the template's text is when served.
         again = [i for i, document in enumerate(documents) if document is None]
         for i, document in zip(again, self._documents([cut_at_answers(plans[i]) for i in again]), strict=True):
             documents[i] = document
@@ -165,23 +164,23 @@ class Encoder:
         return [each if isinstance(each, LayoutError) else _joined([next(left) for _ in each]) for each in planned]
 
     def documents(self, record: dict[str, Any]) -> list[Encoded]:
-        """The documents of one record. Raises RecordError, and LayoutError where its conversation cannot be laid out."""
+        """Return the documents of one record. Raises RecordError, and LayoutError if its conversation cannot be laid out."""
         [made] = self.encode([self.plan(record)])
         if isinstance(made, LayoutError):
             raise made
         return made
 
     def prompt(self, text: str, *, chat: bool) -> list[int]:
-        """The token ids of a prompt: as it is, or as a user's message and the request for an answer. Raises LayoutError."""
+        """Return a prompt's token ids; chat: as a user's message and the request for an answer. Raises LayoutError."""
         if not chat:
             return self._ids_of(Plan([Piece(text, literal=True, opens=True)], None))
         return self._ids_of(request(Chat([{"role": "user", "content": text}]), self.template, self.special))
 
     def as_sent(self, chat: Chat) -> list[int]:
-        """The token ids that a server of the target makes of a conversation which it is sent as messages.
+        """Return the token ids that a server of the target makes of a conversation sent to it as messages.
 
-        Where the template tells the day it tells today's. Raises LayoutError, also for names of special tokens that somebody
-        typed: they are tokens to a server.
+        A template that writes the day writes today's. Raises LayoutError, also for names of special tokens that somebody
+        typed: a server reads them as tokens.
         """
         today = self.template.of_today()
         sent, meant = (self._ids_of(request(chat, today, special)) for special in ((), self.special))
@@ -193,7 +192,7 @@ class Encoder:
         return _ids(self._run([made])[0])
 
     def requests(self, conversations: Sequence[Chat]) -> list[list[int] | LayoutError]:
-        """The token ids with which the target is asked to go on with each conversation; a LayoutError where that is refused."""
+        """Return the token ids that ask the target to go on with each conversation; a LayoutError where that is refused."""
         asked: list[Plan | LayoutError] = []
         for chat in conversations:
             try:
@@ -204,14 +203,14 @@ class Encoder:
         return [_ids(next(made)) if isinstance(each, Plan) else each for each in asked]
 
     def _documents(self, plans: list[Plan]) -> list[Encoded | None]:
-        """The documents; None for one in which decoding finds another text than its answers."""
+        """Return the documents; None for one whose answers decode to another text."""
         encodings = self._run(plans)
         ids = [_ids(parts) for parts in encodings]
         of_each = zip(plans, ids, verified(self.tokenizer, plans, encodings, ids), strict=True)
         return [None if ranges is None else self._close(tokens, ranges, made) for made, tokens, ranges in of_each]
 
     def _close(self, tokens: list[int], ranges: list[tuple[int, int]], made: Plan) -> Encoded:
-        """The document closed with eos; `ranges`: the tokens of its answers in its text."""
+        """Return the document closed with eos. ranges: the tokens of the answers in its text."""
         said_end = 0
         if made.said is not None:
             said_end = len(tokens) + len(made.said)
@@ -224,17 +223,17 @@ class Encoder:
         for start, end in ranges:
             mask[start:end] = 1
         if made.said is not None and last != self.eos:
-            mask[-1] = 0  # the target has ended it by its own end token, or was cut
+            mask[-1] = 0  # the target ended it by its own end token, or was cut
         elif made.answers is not None and last != self.eos:
-            # A document learns to end, but not a second time after an answer's own end token, nor after a question.
+            # A document learns to end, but not again after an answer's own end token, and not after a question.
             mask[-1] = mask[at] and last not in self._special_ids
         return Encoded(np.array(tokens, dtype=np.int32), mask, made.as_served, made.left_out, said_end)
 
 
 def _joined(documents: list[Encoded | None]) -> list[Encoded] | LayoutError:
-    """A record's documents, if all of them are there.
+    """Return a record's documents; a LayoutError if one of them is missing.
 
-    An answer in the target's own tokens is put behind the one before it, where its request goes on from that one's tokens.
+    An answer in the target's own tokens joins the document before it if its request goes on from that one's tokens.
     """
     joined: list[Encoded] = []
     for document in documents:

@@ -1,16 +1,16 @@
 """Records as documents: conversations as the target's own chat template lays them out, and where answers stand in that text.
 
-For each answer the template is asked twice, for the messages before it with the request for an answer (the prompt), and for
-the messages up to it. What the second has behind the first is what the model writes: the thought, the content, the calls
+For each answer the template is rendered twice: the messages before it with the request for an answer (the prompt), and the
+messages up to it. What the second text has behind the first is what the model writes: the thought, the content, the calls
 with their markup, the end token. Nothing else is ever trained.
 
-* An answer whose prompt goes on from the answer before it stands in one document with it. A template may lay out earlier
+* An answer whose prompt goes on from the answer before it shares a document with it. But a template may lay out earlier
   messages anew: it drops earlier thoughts, or closes an answer with another token once it is history. Then the answer begins a
   document of its own. So each answer is trained once, behind what the target reads when it is served.
-* Where a template drops the thought of the last answer too, the thought is put behind the request, as the model writes it.
-* That a template writes all parts of an answer is tried once for each kind of answer (chat_template.py), and every answer is
-  compared with what its record says. A conversation that the template refuses, and an answer that it alters or does not write
-  out, is a LayoutError; `tokenize` leaves the record out and counts it.
+* If a template drops the thought of the last answer too, the thought is put behind the request, as the model writes it.
+* Whether a template writes all parts of an answer is tried once for each kind of answer (chat_template.py), and every answer
+  is compared with its record. A conversation that the template refuses, or an answer that it alters or does not write out, is
+  a LayoutError; `tokenize` leaves the record out and counts it.
 """
 
 import json
@@ -37,12 +37,12 @@ Span = tuple[int, int]  # characters [start, end) of a text
 
 
 def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
-    """Plan how a record is tokenized: one document, or several. Raises RecordError or LayoutError."""
+    """Return the plan of each document of a record. Raises RecordError or LayoutError."""
     document = to_messages_or_text(record)
     if isinstance(document, Text):
         if not document.prompt:
             return [Plan([Piece(document.text, literal=True, opens=True)], None)]
-        # Tokenized apart, so that no token belongs to both, as none does when the prompt alone is given to the target.
+        # Tokenized apart, so that no token belongs to both, as when the target is given the prompt alone.
         start = len(document.prompt)
         parts = [Piece(document.prompt, literal=True, opens=True), Piece(document.text, literal=True, start=start)]
         return [Plan(parts, [(start, start + len(document.text))])]
@@ -52,9 +52,9 @@ def plan(record: dict[str, Any], template: ChatTemplate, special: tuple[str, ...
 
 
 def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str, ...]) -> list[Plan]:
-    """Plan a document for each answer: its own tokens behind the request that it answers.
+    """Return a plan for each answer: its own tokens behind the request that it answers.
 
-    ids: of each answer, in order. Raises RecordError where they are not, and LayoutError as of request.
+    ids: the tokens of each answer, in order. Raises RecordError if they are not that, and LayoutError as request does.
     """
     numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if not isinstance(ids, list) or [isinstance(each, list) and bool(each) for each in ids] != [True] * len(numbers):
@@ -67,9 +67,9 @@ def _generated(chat: Chat, ids: Any, template: ChatTemplate, special: tuple[str,
 
 
 def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Plan:
-    """Plan a conversation so far as it is given to the target: with the template's request for an answer behind it.
+    """Return the plan of a conversation as the target gets it, the template's request for an answer at its end.
 
-    Raises LayoutError when the template refuses it.
+    Raises LayoutError if the template refuses it.
     """
     hidden, names = _hidden(chat, special)
     text = _for_chat(template, hidden, hidden.messages).render(hidden.messages, True, hidden.tools)
@@ -77,13 +77,13 @@ def request(chat: Chat, template: ChatTemplate, special: tuple[str, ...]) -> Pla
 
 
 def _hidden(chat: Chat, special: tuple[str, ...]) -> tuple[Chat, dict[str, str]]:
-    """A conversation and its tools, special tokens' names in them hidden as by hide."""
+    """Return a conversation with special tokens' names hidden in it and its tools, and these names, as hide does."""
     [*messages, beside], names = hide([*chat.messages, {"tools": chat.tools}], special)
     return replace(chat, messages=messages, tools=beside["tools"]), names
 
 
 def cut_at_answers(made: Plan) -> Plan:
-    """Have a piece end wherever an answer begins or ends."""
+    """Return the plan with a piece ending wherever an answer begins or ends."""
     places = {place for span in made.answers or [] for place in span}
     cut = []
     for piece in made.pieces:
@@ -96,11 +96,11 @@ def cut_at_answers(made: Plan) -> Plan:
 
 @dataclass(frozen=True)
 class _Turn:
-    """An answer as it is served: `said` behind `prompt`, trained from `start` on."""
+    """Hold an answer as it is served: `said` follows `prompt` and is trained from character `start` on."""
 
     prompt: str
     said: str  # through the end token
-    rest: str  # that the template writes behind that token
+    rest: str  # what the template writes behind that token
     start: int
     as_served: bool
 
@@ -113,10 +113,10 @@ class _Turn:
         return len(self.prompt) + self.start, len(self.text)
 
     def place_in(self, later: str) -> Span | None:
-        """The place of this answer in a later prompt; None where that does not go on from it."""
+        """Return the place of this answer in a later prompt; None if that does not go on from it."""
         if later.startswith(self.text):
             return self.place
-        # The empty thought before an answer without one, which nobody wrote, goes once the answer is history.
+        # The empty thought before an answer without one, which nobody wrote, disappears once the answer is history.
         bare = self.prompt + self.said[self.start :]
         if EMPTY_THOUGHT.fullmatch(self.said[: self.start]) and later.startswith(bare):
             return len(self.prompt), len(bare)
@@ -124,9 +124,9 @@ class _Turn:
 
 
 def lay_out(template: ChatTemplate, chat: Chat, names: dict[str, str]) -> list[Plan]:
-    """Lay a conversation out as documents, in order. names: those hidden in it, as of hide.
+    """Return a conversation's documents, in order. names: the names hidden in it, as hide returns them.
 
-    Raises LayoutError when the template does not do so exactly.
+    Raises LayoutError if the template does not lay it out exactly.
     """
     numbers = [number for number, message in enumerate(chat.messages) if message["role"] == "assistant"]
     template = _for_chat(template, chat, chat.messages[: numbers[0]])
@@ -157,9 +157,9 @@ def lay_out(template: ChatTemplate, chat: Chat, names: dict[str, str]) -> list[P
 
 
 def _for_chat(template: ChatTemplate, chat: Chat, messages: list[Message]) -> ChatTemplate:
-    """Give the template what a conversation has for it; `messages`: those of its first prompt.
+    """Return the template with what a conversation has for it. messages: those of its first prompt.
 
-    Raises LayoutError for an argument that it does not ask for, and when it says nothing of the tools.
+    Raises LayoutError for an argument that the template does not ask for, and if it does not write the tools out.
     """
     for name in chat.template_arguments:
         if not re.search(rf"\b{re.escape(name)}\b", template.template):
@@ -174,9 +174,9 @@ def _for_chat(template: ChatTemplate, chat: Chat, messages: list[Message]) -> Ch
 
 
 def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, given: list[Message]) -> _Turn:
-    """The answer of one message. Raises LayoutError with its field when it cannot be laid out.
+    """Return the turn of one answer. Raises LayoutError, with its field, if it cannot be laid out.
 
-    given: all messages as the template reads them.
+    given: all messages, as the template reads them.
     """
     message, place = chat.messages[number], f"messages[{number}]"
     prompt, opener, text = written_behind(template, given[:number], given[number], place, chat.tools)
@@ -204,7 +204,7 @@ def _turn(template: ChatTemplate, chat: Chat, number: int, form: AnswerForm, giv
 
 
 def _content_turn(prompt: str, opener: str, parts: tuple[str, str, str], lead: str, content: str, place: str) -> _Turn:
-    """An answer of content alone; `parts`: as of _parts, `lead`: what the template writes before such contents."""
+    """Return the turn of an answer of content alone. parts: as of _parts; lead: what the template writes before contents."""
     body, end, rest = parts
     if EMPTY_THOUGHT.fullmatch(opener):
         prompt, opener = prompt + opener, ""
@@ -220,7 +220,7 @@ def _content_turn(prompt: str, opener: str, parts: tuple[str, str, str], lead: s
 
 
 def _parts(template: ChatTemplate, text: str, place: str) -> tuple[str, str, str]:
-    """What a template writes for an answer, what closes it, through its end token, and what stands behind that."""
+    """Return what a template writes for an answer, what closes it, through its end token, and what stands behind that."""
     marker, behind = end_of(template)
     if text.endswith(marker + behind):
         return text[: len(text) - len(marker + behind)], marker, behind
@@ -232,12 +232,12 @@ def _parts(template: ChatTemplate, text: str, place: str) -> tuple[str, str, str
 
 
 def _squeeze(text: str) -> str:
-    """The text without white space, which templates add and drop."""
+    """Return the text without white space, which templates add and drop."""
     return "".join(text.split())
 
 
 def _start_of(body: str, lead: str, content: str) -> int | None:
-    """The place of a content in what a template writes for it; None where the content does not stand at the end in full.
+    """Return where a content begins in what a template writes for it; None unless that ends with the whole content.
 
     lead: what the template writes before such contents.
     """
@@ -246,21 +246,21 @@ def _start_of(body: str, lead: str, content: str) -> int | None:
         return None
     if body.startswith(lead) and _squeeze(body[len(lead) :]) == wanted:
         return len(lead)
-    if not wanted:  # white space, of which the template writes something else
+    if not wanted:  # white space, for which the template writes something else
         return None
     visible = [place for place, character in enumerate(body) if not character.isspace()]
     return visible[len(written) - len(wanted)]
 
 
 def _shortened(body: str, content: str, opener: str, place: str) -> str:
-    """The content of which a template leaves the thought at the beginning out, as the model writes it behind the request.
+    """Return a content as the model writes it behind the request, if the template leaves out the thought at its beginning.
 
-    Raises LayoutError when it leaves out another part.
+    Raises LayoutError if it leaves out another part.
     """
     written, wanted = _squeeze(body), _squeeze(content)
     if not written or not wanted.endswith(written) or not closes_one(wanted.removesuffix(written)):
         raise LayoutError(f"{place}.content: the chat template does not write this answer out")
-    # The request may already open the thought; a content that opens it too does not do so twice. White space alone opens
+    # The request may open the thought already; a content that opens it too must not do so twice. White space alone opens
     # nothing: behind "<think>\n" a content "\n</think>..." is an empty thought, whose line end the model writes.
     sizes = range(min(len(opener), len(content)), 0, -1)
     overlap = next((size for size in sizes if content.startswith(opener[-size:]) and opener[-size:].strip()), 0)
@@ -268,7 +268,7 @@ def _shortened(body: str, content: str, opener: str, place: str) -> str:
 
 
 def _check_results(messages: list[Message], numbers: range, prompt: str) -> None:
-    """Raise LayoutError when what a tool returned does not stand in the prompt behind it, as it is or within JSON."""
+    """Raise LayoutError if a tool's result does not stand in the prompt behind it, as it is or within JSON."""
     for number in numbers:
         said = messages[number]["content"].strip()
         forms = (said, *(json.dumps(said, ensure_ascii=ascii)[1:-1] for ascii in (False, True)))

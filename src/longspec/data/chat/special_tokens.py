@@ -1,4 +1,4 @@
-"""Names of special tokens that somebody typed: they are text, while those that a chat template writes are tokens."""
+"""Names of special tokens: those that somebody typed are text, those that a chat template writes are tokens."""
 
 import json
 import re
@@ -9,33 +9,33 @@ from typing import Any
 
 from longspec.data.read.record_checks import MARKS
 
-# Tokens that a reasoning model writes itself inside its answers, though its tokenizer may count them as special tokens.
+# Tokens that a reasoning model itself writes in its answers, even if its tokenizer counts them as special tokens.
 REASONING = tuple(mark for marks in MARKS for mark in (marks.opener, marks.closer))
 
 
 class LayoutError(ValueError):
-    """A conversation that the chat template does not lay out, or not so that its answers can be located."""
+    """Say that the chat template does not lay a conversation out, or not so that its answers can be located."""
 
 
 def special_names(tokenizer: Any) -> tuple[str, ...]:
-    """Return the names of all tokens that are taken for control, those of no named role (bos, eos, ...) among them."""
+    """Return the names of all control tokens, also those without a named role (bos, eos, ...)."""
     added = tokenizer.added_tokens_decoder.values()
     return tuple(sorted({token.content for token in added if token.special} | set(tokenizer.all_special_tokens)))
 
 
 @lru_cache(maxsize=8)
 def pattern_of(names: tuple[str, ...]) -> re.Pattern[str]:
-    """Return what finds the first of some names in a text, the longest where several begin there."""
+    """Return a pattern that finds the first of some names in a text; where several begin, the longest."""
     return re.compile("|".join(re.escape(name) for name in sorted(names, key=len, reverse=True)))
 
 
 def unused_characters(text: str) -> Iterator[str]:
-    """Yield characters for private use that do not occur in `text`."""
+    """Yield private-use characters that do not occur in `text`."""
     return (chr(code) for code in range(0xE000, 0xF900) if chr(code) not in text)
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """Change every text in a value of lists and mappings, their keys too."""
+    """Return a value of lists and mappings with every text in it changed, keys too."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -44,10 +44,10 @@ def _mapped(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Replace every special token's name in messages by as many of a character that occurs nowhere else.
+    """Replace every special token's name in messages by a character that occurs nowhere else, as often as the name is long.
 
-    Returns the messages and which name each such character stands for. A reasoning model's own marks in an answer's content
-    stay.
+    Returns the messages, and the name that each such character stands for. A reasoning model's own marks in an answer's
+    content stay.
     """
     if not special:
         return messages, {}
@@ -79,23 +79,23 @@ def hide(messages: list[dict[str, Any]], special: tuple[str, ...]) -> tuple[list
 
 @dataclass(frozen=True)
 class Piece:
-    """A string to tokenize; `literal`: special tokens' names in it are text."""
+    """Hold a string to tokenize. literal: names of special tokens in it are text."""
 
     text: str
     literal: bool
-    start: int = 0  # of the piece in its document, in characters
-    opens: bool = False  # begins a document that the tokenizer may open with its own tokens (beginning of sequence)
+    start: int = 0  # place of the piece in its document, in characters
+    opens: bool = False  # begins a document, which the tokenizer may open with its own tokens (beginning of sequence)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A document cut into pieces, and where its answers stand: character ranges, None when everything is one."""
+    """Hold a document cut into pieces, and the character ranges of its answers; None if all of it is one answer."""
 
     pieces: list[Piece]
     answers: list[tuple[int, int]] | None
-    as_served: bool = True  # each answer stands behind the template's own request for it
-    left_out: int = 0  # messages of the record that stand in no document of it
-    said: tuple[int, ...] | None = None  # the tokens of an answer, which the target itself has written behind the text
+    as_served: bool = True  # each answer follows the template's own request for it
+    left_out: int = 0  # messages of the record that stand in none of its documents
+    said: tuple[int, ...] | None = None  # the tokens of an answer that the target itself has written behind the text
 
     @property
     def text(self) -> str:
@@ -104,7 +104,7 @@ class Plan:
 
 
 def pieces(text: str, names: dict[str, str]) -> list[Piece]:
-    """Cut a laid out text at its hidden names, each a literal piece. Raises LayoutError for part of a name."""
+    """Cut a laid-out text at its hidden names, each a literal piece. Raises LayoutError for a part of a name."""
     if not names:
         return [Piece(text, literal=False)]
     cut: list[Piece] = []

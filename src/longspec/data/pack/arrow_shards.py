@@ -1,4 +1,4 @@
-"""Token shards and packed rows on the disk: Arrow IPC files, written in batches, read memory-mapped.
+"""Token shards and packed rows on the disk: Arrow IPC files, written in batches and read memory-mapped.
 
 Suffixes: S tokens of a row, R rows, N tokens of several documents, D documents.
 """
@@ -33,14 +33,14 @@ def row_schema(sequence_length: int) -> pa.Schema:
             ("length", pa.int32()),
             ("records", pa.list_(pa.int64())),
             ("num_labels", pa.int32()),
-            # Where in its own document each begins, in tokens: above 0 for a further piece of one that was cut.
+            # Where each piece begins in its own document, in tokens: above 0 for a further piece of a cut document.
             ("piece_starts", pa.list_(pa.int64())),
         ]
     )
 
 
 def view(array: pa.Array) -> NDArray[Any]:
-    """View the values of an array of numbers without nulls, not copied; `to_numpy` would import pandas for that: 40 MB."""
+    """Return the values of an array of numbers without nulls, not copied. `to_numpy` would import pandas for that: 40 MB."""
     dtype = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.zeros(0, dtype)
@@ -48,13 +48,13 @@ def view(array: pa.Array) -> NDArray[Any]:
 
 
 def lists(lengths: Sequence[int] | NDArray[np.int64], values: pa.Array) -> pa.ListArray:
-    """Make a list column from all values in a row and each list's length."""
+    """Return a list column, from the values of all lists in order and each list's length."""
     offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     return pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), values)
 
 
 class TokenWriter(AbstractContextManager["TokenWriter"]):
-    """Writes documents to a token shard, a record batch a call, and counts them."""
+    """Write documents to a token shard, one record batch per call, and count them."""
 
     def __init__(self, path: Path) -> None:
         self.documents = self.tokens = self.answer_tokens = 0
@@ -64,7 +64,7 @@ class TokenWriter(AbstractContextManager["TokenWriter"]):
         self._writer.close()
 
     def write(self, documents: list[tuple[NDArray[np.int32], NDArray[np.uint8]]], records: list[int]) -> None:
-        """Add documents (ids [n], answer mask [n]) and where their records' lines begin in train.jsonl, in bytes."""
+        """Add documents (ids [n], answer mask [n]). records: the byte in train.jsonl where each one's record begins."""
         lengths = [len(ids) for ids, _ in documents]
         ids_N = np.concatenate([ids for ids, _ in documents])
         mask_N = np.concatenate([mask for _, mask in documents])
@@ -76,7 +76,7 @@ class TokenWriter(AbstractContextManager["TokenWriter"]):
 
 
 class TokenShards:
-    """The documents of several token shards, numbered through, nothing copied before it is asked for."""
+    """Number the documents of several token shards through; nothing is copied before it is asked for."""
 
     def __init__(self, manifest_paths: list[Path]) -> None:
         self.manifests = [checked_manifest(path) for path in manifest_paths]
@@ -90,7 +90,7 @@ class TokenShards:
         none = np.zeros(0, dtype=np.int64)
         self._first = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
         self.lengths_D = np.concatenate([none, *(np.diff(offsets) for offsets in self._offsets)])
-        # Where each document's record begins in train.jsonl, in bytes.
+        # The byte in train.jsonl where each document's record begins.
         self.records_D = np.concatenate([none, *(view(batch.column(2)) for batch in batches)])
 
     def document(self, number: int) -> tuple[NDArray[np.int32], NDArray[np.uint8]]:
@@ -103,25 +103,25 @@ class TokenShards:
 
 @dataclass(frozen=True)
 class Row:
-    """A packed row, copied out of the file."""
+    """Hold a packed row, copied from the file."""
 
     input_ids_S: NDArray[np.int32]
     loss_mask_S: NDArray[np.uint8]  # 1: this token is a label
     document_ids_S: NDArray[np.int32]  # 0, 1, ... in the row; -1: padding
     position_ids_S: NDArray[np.int32]  # from 0 in each document, and from 0 in the padding
-    records: list[int]  # of each document: where its record's line begins in train.jsonl, in bytes
+    records: list[int]  # for each document: the byte in train.jsonl where its record begins
 
 
 def stacked(rows: Sequence[Row], name: str) -> NDArray[np.int64]:
-    """Return one array of all rows, [B, S]."""
+    """Return one field of all rows as an array, int64 [B, S]."""
     return np.stack([getattr(row, name) for row in rows]).astype(np.int64)
 
 
 class PackedRows:
-    """The rows of a packed folder, memory-mapped. Raises ValueError when a file is missing, torn, changed, or of another kind.
+    """Hold the rows of a packed folder, memory-mapped. Raises ValueError if a file is missing, torn, changed, or another kind.
 
-    Opening it reads no more of a large file than of a small one, unless it was written after its manifest: record batches are
-    opened as their rows are asked for.
+    Opening reads no more of a large file than of a small one, unless it was written after its manifest: record batches are
+    opened when their rows are asked for.
     """
 
     def __init__(self, manifest_path: Path) -> None:
@@ -145,11 +145,11 @@ class PackedRows:
         return self._length
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all record batches in order, none kept open."""
+        """Yield all record batches in order; none stays open."""
         return (self._reader.get_batch(i) for i in range(self._reader.num_record_batches))
 
     def find(self, row: int) -> tuple[pa.RecordBatch, int]:
-        """Find the record batch that holds a row, and the row's place in it."""
+        """Return the record batch that holds a row, and the row's place in it. Raises IndexError for a row not there."""
         if not 0 <= row < len(self):
             raise IndexError(f"{self.path}: row {row} of {len(self)}")
         at, place = divmod(row, self._rows_of_batch)
@@ -170,6 +170,6 @@ class PackedRows:
 
 
 def count_labels(find: Callable[[int], tuple[pa.RecordBatch, int]], rows: Iterable[int]) -> int:
-    """Count the labels of some rows; find: as of PackedRows."""
+    """Return the number of labels in some rows. find: PackedRows.find, or one like it."""
     places = [find(int(row)) for row in rows]
     return sum(batch.column(NUM_LABELS)[place].as_py() for batch, place in places)

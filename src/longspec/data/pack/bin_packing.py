@@ -1,6 +1,6 @@
-"""Which stretch of which document stands in which row: cutting to a row's length, best fit, filling up.
+"""Decide which part of which document stands in which row: cut to a row's length, best fit, fill up.
 
-Lengths alone decide, so a corpus of any size is placed without reading a token of it. P: pieces, D: documents, R: rows.
+Only lengths decide, so a corpus of any size is placed without reading its tokens. P: pieces, D: documents, R: rows.
 """
 
 import heapq
@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 
 SHORTEST = 2  # tokens in a piece: a lone token has nothing to predict
 PADDING = 0.01  # share of padding above which documents that are cut anyway are cut so that they fill rows up
-SMALLEST_GAP = 16  # only gaps of at least a row's length over this are filled up: a short piece has little context
+SMALLEST_GAP = 16  # only gaps of at least a row's length over this are filled up, since a short piece has little context
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Stretches of documents, each a document of its own in its row."""
+    """Hold parts of documents; each piece is a document of its own in its row."""
 
     document_P: NDArray[np.int64]
     start_P: NDArray[np.int64]
     length_P: NDArray[np.int64]
-    cut_tokens: int  # of the documents, in no piece
+    cut_tokens: int  # tokens of the documents that are in no piece
 
 
 def cut(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> Pieces:
-    """Cut documents to a row's length: `split` makes further pieces of what follows, `truncate` drops it."""
+    """Cut documents to a row's length. overlong: `split` makes further pieces of the rest, `truncate` drops it."""
     per_document = -(-lengths_D // sequence_length) if overlong == "split" else np.minimum(lengths_D, 1)
     document_P = np.repeat(np.arange(len(lengths_D)), per_document)
     first_P = np.repeat(np.cumsum(per_document) - per_document, per_document)
@@ -39,7 +39,7 @@ def cut(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> Pi
 
 
 def best_fit(length_P: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
-    """Find the row of each piece [P]: longest piece first, each into the fullest row that still holds it."""
+    """Return the row of each piece [P]: the longest piece first, each into the fullest row that still holds it."""
     rows = 0
     row_of = [0] * len(length_P)
     rows_by_space: dict[int, list[int]] = {}
@@ -65,9 +65,9 @@ def best_fit(length_P: NDArray[np.int64], sequence_length: int) -> NDArray[np.in
 
 
 def _to_dissolve(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
-    """The rows whose tokens are to fill up others: as many as are too many, and as few tokens as possible.
+    """Return the rows to dissolve, whose tokens fill up others: as many as are too many, with as few tokens as possible.
 
-    They hold nothing but pieces of documents that are cut in any case: no document that fits a row is cut to save padding.
+    They hold nothing but pieces of documents that are cut anyway: no document that fits a row is cut to save padding.
     """
     used_R = np.bincount(row_P, weights=pieces.length_P).astype(np.int64)
     surplus = len(used_R) - int(np.ceil(used_R.sum() / sequence_length / (1 - PADDING)))
@@ -77,7 +77,7 @@ def _to_dissolve(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int)
     loose = loose[np.argsort(used_R[loose], kind="stable")][: max(0, surplus)]
     gap_R = sequence_length - used_R
     gap_R[gap_R < _smallest_gap(sequence_length)] = 0
-    # Those rows' own gaps cannot be filled, so each row more leaves less room for more tokens.
+    # The gaps of these rows themselves cannot be filled, so each further row leaves less room for more tokens.
     fits = np.cumsum(used_R[loose]) <= gap_R.sum() - np.cumsum(gap_R[loose])
     return loose[: int(fits.sum())]
 
@@ -87,9 +87,9 @@ def _smallest_gap(sequence_length: int) -> int:
 
 
 def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> tuple[Pieces, NDArray[np.int64]]:
-    """Cut padding: some rows are dissolved, and their tokens cut to fit the gaps of others. Returns pieces and their rows.
+    """Cut padding: dissolve some rows and cut their tokens to fit the gaps of others. Returns pieces and their rows.
 
-    Nothing changes as long as no more than PADDING of all rows is padding, or when no document is cut anyway.
+    Nothing changes if at most PADDING of all rows is padding, or if no document is cut anyway.
     """
     dissolved = _to_dissolve(pieces, row_P, sequence_length)
     if not len(dissolved):
@@ -104,7 +104,7 @@ def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> t
     for piece in np.flatnonzero(moved).tolist():
         start, left = int(pieces.start_P[piece]), int(pieces.length_P[piece])
         while left:
-            # What no gap holds begins a new row.
+            # Tokens that no gap holds begin a new row.
             space, row = heapq.heappop(gaps) if gaps else (-sequence_length, next(new_rows))
             tokens = min(-space, left)
             if 0 < left - tokens < SHORTEST:
@@ -121,7 +121,7 @@ def fill_up(pieces: Pieces, row_P: NDArray[np.int64], sequence_length: int) -> t
 
 
 def _in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> tuple[Pieces, NDArray[np.int64]]:
-    """Order pieces by their rows. In a row they keep their order, and rows that of their first pieces."""
+    """Return pieces ordered by row, and edges_R1. Pieces keep their order in a row, rows that of their first pieces."""
     used, first, row_P = np.unique(row_P, return_index=True, return_inverse=True)
     place_of_row = np.empty(len(used), dtype=np.int64)
     place_of_row[np.argsort(first)] = np.arange(len(used))
@@ -133,7 +133,7 @@ def _in_rows(pieces: Pieces, row_P: NDArray[np.int64]) -> tuple[Pieces, NDArray[
 
 
 def place(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> tuple[Pieces, NDArray[np.int64]]:
-    """Place documents of these lengths in rows of `sequence_length`; overlong: one of config.OVERLONG.
+    """Place documents of these lengths in rows of `sequence_length`. overlong: one of config.OVERLONG.
 
     Returns the pieces in the order in which they stand in the rows, and edges_R1: row r holds pieces edges_R1[r] to
     edges_R1[r + 1].
@@ -143,6 +143,6 @@ def place(lengths_D: NDArray[np.int64], sequence_length: int, overlong: str) -> 
 
 
 def histogram(lengths: NDArray[np.int64]) -> dict[str, int]:
-    """Count the lengths below each power of two and not below the one before."""
+    """Return the number of lengths below each power of two and not below the one before."""
     counts = np.bincount(np.ceil(np.log2(np.maximum(lengths, 1) + 1)).astype(np.int64))
     return {str(2**power): int(count) for power, count in enumerate(counts) if count}

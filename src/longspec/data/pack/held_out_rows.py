@@ -1,4 +1,4 @@
-"""Held-out text of the dataset that rows were packed from, laid out as they are."""
+"""Held-out text of the dataset that rows were packed from, laid out as the rows are."""
 
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,9 @@ from longspec.data.pack.arrow_shards import PackedRows, Row
 
 
 def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
-    """Lay out `count` rows, fewer where there are fewer records, from records spread evenly over the held-out ones.
+    """Return `count` rows of held-out records, spread evenly over these; fewer if there are fewer records.
 
-    Found through the manifests' own paths. Raises ValueError when one is not there, was made again, or no record makes a row.
+    The manifests' own paths lead to them. Raises ValueError if one is missing or was made again, and if no record makes a row.
     """
     shard = packed.manifest["shards"][0]
     tokens = read_json(Path(shard["path"]))
@@ -40,9 +40,9 @@ def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
 
 
 def _row(encoder: Encoder, record: dict[str, Any], packed: PackedRows) -> Row | None:
-    """Return the beginning of a record, filled up to a row's length.
+    """Return the beginning of a record as a row, filled up to a row's length.
 
-    None where the chat template refuses it, as in training, or the row would have no label.
+    None if the chat template refuses it, as in training, or if the row would have no label.
     """
     try:
         made = encoder.documents(record)[-1]

@@ -1,4 +1,4 @@
-"""Packed rows of one length from all token shards of a dataset: the `pack` verb.
+"""Rows of one length, packed from all token shards of a dataset: the `pack` verb.
 
 Only the lengths of the documents are held in memory; their tokens are copied from one memory-mapped file to the next.
 """
@@ -22,7 +22,7 @@ WITHOUT_LABELS = "rows_without_labels"  # of a manifest
 
 
 def without_labels_warning(manifest: dict[str, Any]) -> str:
-    """Say how many rows are computed and train nothing; "" for a tenth or fewer."""
+    """Return a warning of rows that are computed and train nothing; "" if they are a tenth or fewer."""
     empty, rows = manifest.get(WITHOUT_LABELS, 0), manifest["rows"]
     if 10 * empty <= rows:
         return ""
@@ -33,14 +33,14 @@ def without_labels_warning(manifest: dict[str, Any]) -> str:
 
 
 def _row_batch(shards: TokenShards, pieces: Pieces, edges_R1: NDArray[np.int64], manifest: dict[str, Any]) -> pa.RecordBatch:
-    """Some rows as a record batch; row r holds pieces edges_R1[r] to edges_R1[r + 1]. P: pieces, T: tokens of all rows."""
+    """Return rows as a record batch; row r holds pieces edges_R1[r] to edges_R1[r + 1]. P: pieces, T: tokens of all rows."""
     sequence_length, counts_R = manifest["sequence_length"], np.diff(edges_R1)
     answers_only = COLLATIONS[manifest["collation"]]
     here = slice(edges_R1[0], edges_R1[-1])
     document_P, start_P, length_P = pieces.document_P[here], pieces.start_P[here], pieces.length_P[here]
     row_P = np.repeat(np.arange(len(counts_R)), counts_R)
     used_R = np.bincount(row_P, weights=length_P).astype(np.int64)
-    # Where each piece begins in its row: what stands before it in all rows, less what stands before its row.
+    # Where each piece begins in its row: the tokens before it in all rows, less those before its row.
     begin_P = np.cumsum(length_P) - length_P - np.repeat(np.cumsum(used_R) - used_R, counts_R)
     place_P = row_P * sequence_length + begin_P
     ids_T = np.full(len(counts_R) * sequence_length, manifest["eos"], dtype=np.int32)
@@ -49,7 +49,7 @@ def _row_batch(shards: TokenShards, pieces: Pieces, edges_R1: NDArray[np.int64],
         ids, answer_mask = shards.document(number)
         ids_T[at : at + length] = ids[start : start + length]
         mask_T[at : at + length] = answer_mask[start : start + length] if answers_only else 1
-    mask_T[place_P] = 0  # nothing precedes these that could predict them
+    mask_T[place_P] = 0  # no token before these could predict them
     columns = [
         pa.FixedSizeListArray.from_arrays(pa.array(ids_T), sequence_length),
         pa.FixedSizeListArray.from_arrays(pa.array(mask_T), sequence_length),
@@ -97,9 +97,9 @@ def _describe_shards(shards: TokenShards, paths: list[Path]) -> dict[str, Any]:
 
 
 def make(tokens: list[Path], sequence_length: int, collation: str, overlong: str, out: Path) -> dict[str, Any]:
-    """Write rows.arrow beside the manifest `out`; returns the manifest. Raises ValueError when there is no row.
+    """Write rows.arrow beside the manifest `out`; return the manifest. Raises ValueError if there is no row.
 
-    collation, overlong: of config.COLLATIONS and config.OVERLONG.
+    collation, overlong: one of config.COLLATIONS, one of config.OVERLONG.
     """
     if sequence_length < SHORTEST:
         raise ValueError(f"--length: must be {SHORTEST} or more, is {sequence_length}")

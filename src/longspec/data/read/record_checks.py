@@ -1,7 +1,7 @@
-"""The values of a record: texts, thoughts, tools and calls of them; and the fault that names the field that fits no format.
+"""Checks of a record's values: texts, thoughts, tools and their calls. RecordError names the field that fits no format.
 
-Calls and tools come as OpenAI writes them, `{type: function, function: {name, ...}}`, or without what stands around the
-function; any of these, and the arguments of a call, may be JSON text.
+Calls and tools come as OpenAI writes them, `{type: function, function: {name, ...}}`, or as the function alone. Any of these,
+and the arguments of a call, may be JSON text.
 """
 
 import json
@@ -17,7 +17,7 @@ _SEEN = re.compile(rf"[^\s{DRAWN_AS_NOTHING}]")  # any other character
 
 
 class RecordError(ValueError):
-    """A record that fits no format: `field` names the place, `reason` the fault."""
+    """Say that a record fits no format: `field` names the place, `reason` the fault."""
 
     def __init__(self, field: str, reason: str) -> None:
         super().__init__(f"{field}: {reason}")
@@ -31,7 +31,7 @@ def kind(value: Any) -> str:
 
 
 def check_characters(value: Any, field: str) -> str:
-    """Return the value when it is text without NUL characters and lone surrogates. Raises RecordError when it is not."""
+    """Return the value if it is text without NUL characters and lone surrogates. Raises RecordError if it is not."""
     if not isinstance(value, str):
         raise RecordError(field, "is missing or null" if value is None else f"must be text, is {kind(value)}")
     if "\0" in value:
@@ -44,25 +44,25 @@ def check_characters(value: Any, field: str) -> str:
 
 
 def check_text(value: Any, field: str) -> str:
-    """Return the value as check_characters does. Raises RecordError also when it is empty or has no visible character."""
+    """Return the value as check_characters does. Raises RecordError also if it is empty or has no visible character."""
     if says_nothing(check_characters(value, field)):
         raise RecordError(field, "is empty")
     return value
 
 
 def says_nothing(text: str) -> bool:
-    """Tell whether a text holds nothing but white space and characters that are drawn as nothing, such as U+200B."""
+    """Tell whether a text holds only white space and characters that are drawn as nothing, such as U+200B."""
     return _SEEN.search(text) is None
 
 
 def check_nested(value: Any, field: str) -> None:
-    """Raise RecordError where a text within lists and mappings holds a lone surrogate."""
+    """Raise RecordError if a text within lists and mappings holds a lone surrogate."""
     check_characters(json.dumps(value, ensure_ascii=False), field)
 
 
 @dataclass(frozen=True)
 class Marks:
-    """Hold what opens and closes a thought; `form` has them as the model writes them, around {thought} and before {said}."""
+    """Hold what opens and closes a thought. form: how the model writes both, around {thought} and before {said}."""
 
     opener: str
     closer: str
@@ -78,12 +78,12 @@ MARKS = (THINK, Marks("[THINK]", "[/THINK]", "[THINK]{thought}[/THINK]{said}")) 
 
 
 def opened_at_end(prompt: str) -> Marks | None:
-    """Return the marks of a thought that a prompt leaves open at its very end; None where it opens none."""
+    """Return the marks of a thought that a prompt leaves open at its very end; None if it opens none."""
     return next((marks for marks in MARKS if prompt.rstrip().endswith(marks.opener)), None)
 
 
 def opened_at_start(content: str) -> Marks | None:
-    """Return the marks of a thought with which a content begins; None for a content that begins with none."""
+    """Return the marks of the thought that begins a content; None if none does."""
     return next((marks for marks in MARKS if content.lstrip().startswith(marks.opener)), None)
 
 
@@ -93,7 +93,7 @@ def closes_one(content: str) -> bool:
 
 
 def thought_apart(content: str) -> tuple[str, str] | None:
-    """Return the thought that begins a content, and what is said behind it; None where no whole thought begins it.
+    """Return the thought that begins a content, and what is said behind it; None if no whole thought begins it.
 
     The opening mark may be missing, since many prompts end with it.
     """
@@ -106,13 +106,13 @@ def thought_apart(content: str) -> tuple[str, str] | None:
 
 
 def stated(holder: dict[str, Any], name: str) -> Any:
-    """The value of a field; None for JSON text of nothing, as columns of text have it where other rows say something."""
+    """Return a field's value; None also for empty JSON text, which columns of text have if other rows say something."""
     value = holder.get(name)
     return None if isinstance(value, str) and value.strip() in ("[]", "{}", "null") else value
 
 
 def parsed(value: Any, field: str) -> Any:
-    """The value; of JSON text what it holds."""
+    """Return the value; if it is JSON text, what the text holds."""
     if not isinstance(value, str):
         return value
     check_characters(value, field)
@@ -123,7 +123,7 @@ def parsed(value: Any, field: str) -> Any:
 
 
 def _functions(value: Any, field: str) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
-    """Of each element its place, the element itself and its function, whose name is checked."""
+    """Return for each element its place, the element itself, and its function, whose name is checked."""
     value = parsed(value, field)
     elements = [value] if isinstance(value, dict) else value
     if not isinstance(elements, list) or not elements:
@@ -141,7 +141,7 @@ def _functions(value: Any, field: str) -> list[tuple[str, dict[str, Any], dict[s
 
 
 def read_calls(value: Any, field: str) -> list[dict[str, Any]]:
-    """Return the calls of one message, with arguments as an object. Raises RecordError with the field at fault."""
+    """Return the calls of one message, their arguments as objects. Raises RecordError with the field at fault."""
     calls = []
     for place, element, function in _functions(value, field):
         given = function.get("arguments")
@@ -156,13 +156,13 @@ def read_calls(value: Any, field: str) -> list[dict[str, Any]]:
 
 
 def read_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Return a record's `tools` as OpenAI writes them; None where there are none. Raises RecordError as read_calls does."""
+    """Return a record's `tools` as OpenAI writes them; None if there are none. Raises RecordError as read_calls does."""
     value = parsed(value, "tools") if value else None
     return [{"type": "function", "function": function} for _, _, function in _functions(value, "tools")] if value else None
 
 
 def read_template_arguments(value: Any) -> dict[str, Any]:
-    """Return what a record or a dataset gives the chat template, such as `enable_thinking`. Raises RecordError for no such."""
+    """Return what a record or dataset gives the chat template, such as `enable_thinking`. Raises RecordError if it is none."""
     field = "chat_template_kwargs"
     value = {} if value is None else parsed(value, field)
     if not isinstance(value, dict):

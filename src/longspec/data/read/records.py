@@ -1,6 +1,6 @@
-"""The published record formats, checked and brought into running text or a conversation, the form that chat templates read.
+"""The published record formats, checked and turned into running text or a conversation, the form that chat templates read.
 
-Which format a record is in follows from its fields; one that is null counts as missing. In this order:
+A record's fields decide its format; a field that is null counts as missing. In this order:
 
     source == "arxiv"                        article + abstract, each a text or a list of equal length (or text)
     conversation, conversations or messages  a list of {role, content} (OpenAI, tulu) or {from, value} (ShareGPT)
@@ -9,9 +9,9 @@ Which format a record is in follows from its fields; one that is null counts as 
     target                                   running text after a prompt `source`, which may be empty
     prompt + completion                      a question and its answer: two texts, or two lists of messages
 
-Any conversation may have beside it `tools` and `chat_template_kwargs`. Of a message only what a chat template
-lays out is read, and what would be lost is a fault: refusals, audio, parts that are not text. A conversation begins with a
-user's message (after system messages), since some templates refuse another and nothing asked for it.
+Any conversation may have `tools` and `chat_template_kwargs` beside it. Of a message only what a chat template
+lays out is read; what would be lost is a fault: refusals, audio, parts that are not text. A conversation begins with a
+user's message (after system messages), since some templates refuse another, and nothing asked for it.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,17 +32,17 @@ from longspec.data.read.record_checks import (
     thought_apart,
 )
 
-CALL = "function_call"  # whose value is the call itself, as LLaMA-Factory writes ShareGPT's messages
+CALL = "function_call"  # its value is the call itself, as LLaMA-Factory writes ShareGPT's messages
 ROLES = dict.fromkeys(("system", "developer"), "system") | dict.fromkeys(("user", "human"), "user")
 ROLES |= dict.fromkeys(("assistant", "gpt", "chatgpt", "bing", "bard", CALL), "assistant")
 ROLES |= dict.fromkeys(("tool", "function", "observation"), "tool")
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")  # names of a message's reasoning; the first is ours
-UNREAD = ("refusal", "audio", "images", CALL)  # fields of a message that say something which nobody lays out
+UNREAD = ("refusal", "audio", "images", CALL)  # fields of a message with content that nobody lays out
 UNREAD_BESIDE = ("images", "image", "videos", "audios", "functions")  # and such fields of a record
 BESIDE = ("tools", "chat_template_kwargs")  # fields of a record beside its conversation
 COMPLETION = ("prompt", "completion")
 CONVERSATIONS = ("conversation", "conversations", "messages")
-ANSWER_IDS = "answer_ids"  # of answers by the target: the tokens of each, in order (longspec.answers)
+ANSWER_IDS = "answer_ids"  # the tokens of each answer by the target, in order (longspec.answers)
 ARXIV_REQUEST = "Please summarize the following article: "
 
 Message = dict[str, Any]
@@ -50,7 +50,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Text:
-    """Running text; `prompt` stands before it and is no part of the answer (mostly empty)."""
+    """Hold running text; `prompt` stands before it, mostly empty, and is no part of the answer."""
 
     text: str
     prompt: str = ""
@@ -58,9 +58,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Chat:
-    """A conversation: each message has `role` (system | user | assistant | tool) and `content`.
+    """Hold a conversation: each message has `role` (system | user | assistant | tool) and `content`.
 
-    One of the assistant may have `reasoning_content` and `tool_calls`, one of a tool `tool_call_id` and `name`.
+    An assistant's message may have `reasoning_content` and `tool_calls`, a tool's `tool_call_id` and `name`.
     """
 
     messages: list[Message]
@@ -69,14 +69,14 @@ class Chat:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is contents alone."""
+        """Tell whether it holds contents alone: no tools, calls, thoughts or template arguments."""
         return not (self.tools or self.template_arguments) and all(
             message.keys() == {"role", "content"} and message["role"] != "tool" for message in self.messages
         )
 
 
 def role_of(turn: Any, place: str) -> tuple[str, str]:
-    """Return a message's role (system | user | assistant | tool) and the field that holds its content."""
+    """Return a message's role (system | user | assistant | tool) and its content's field. Raises RecordError for others."""
     if not isinstance(turn, dict):
         raise RecordError(place, f"must be an object, is {kind(turn)}")
     who, what = ("from", "value") if turn.get("from") is not None else ("role", "content")
@@ -87,7 +87,7 @@ def role_of(turn: Any, place: str) -> tuple[str, str]:
 
 
 def _joined(parts: list[Any], place: str) -> str:
-    """The text of a content that is given in parts, as OpenAI's messages may have it."""
+    """Return the text of a content given in parts, as OpenAI's messages may have it."""
     texts = []
     for number, part in enumerate(parts):
         if not isinstance(part, dict):
@@ -118,7 +118,7 @@ def _message(turn: Any, place: str) -> Message:
 
 
 def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Message:
-    """A message of the assistant; its content may be missing where it calls tools."""
+    """Return a message of the assistant; its content may be missing if it calls tools."""
     field = f"{place}.{what}"
     if CALL in (turn.get("from"), turn.get("role")):
         calls, content = read_calls(check_text(content, field), field), ""
@@ -138,7 +138,7 @@ def _answer(turn: dict[str, Any], content: Any, what: str, place: str) -> Messag
 
 
 def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
-    """The messages of a field, which may be JSON text; unanswered: questions alone will do."""
+    """Return the conversation in a field, which may be JSON text. unanswered: whether questions alone will do."""
     turns = parsed(turns, field)
     if not isinstance(turns, list) or not turns:
         raise RecordError(field, "must be a list of messages that is not empty")
@@ -160,7 +160,7 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
 
 
 def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
-    """The conversation with the tools and settings that its record has for it, each thought in a field of its own then."""
+    """Return the conversation with its record's tools and arguments. Unless it is plain, thoughts get a field of their own."""
     if record.get("train_thoughts") is False:
         raise RecordError("train_thoughts", "is false, but thoughts are always trained: remove the field, or the thoughts")
     for name in UNREAD_BESIDE:
@@ -172,7 +172,7 @@ def _with_beside(record: dict[str, Any], chat: Chat) -> Chat:
 
 
 def _system_beside(record: dict[str, Any], chat: Chat) -> list[Message]:
-    """The system message that a record has in a field of its own, unless the conversation begins with it."""
+    """Return the system message that a record has in a field of its own, unless the conversation begins with one."""
     said = {name: record[name] for name in ("system", "system_prompt") if record.get(name) is not None}
     said = {name: text for name, text in said.items() if not isinstance(text, str) or not says_nothing(text)}
     first = chat.messages[0]
@@ -184,7 +184,7 @@ def _system_beside(record: dict[str, Any], chat: Chat) -> list[Message]:
 
 
 def _with_thought(message: Message) -> Message:
-    """A message with the thought that begins its content (<think> ... </think>) in a field of its own."""
+    """Return a message with the thought that begins its content (<think> ... </think>) in a field of its own."""
     found = None if message["role"] != "assistant" or "reasoning_content" in message else thought_apart(message["content"])
     if found is None:
         return message
@@ -194,7 +194,7 @@ def _with_thought(message: Message) -> Message:
 
 
 def _arxiv(record: dict[str, Any]) -> Chat:
-    """Article and abstract, each a text or a list of equal length: one pair of turns for each."""
+    """Return a pair of turns for each article and its abstract, each field a text or a list, of equal length."""
     both = (record.get("article"), record.get("abstract"))
     articles, abstracts = (each if isinstance(each, list) else [each] for each in both)
     if len(articles) != len(abstracts) or not articles:
@@ -208,7 +208,7 @@ def _arxiv(record: dict[str, Any]) -> Chat:
 
 
 def _pair(record: dict[str, Any], asked: str, answered: str, unanswered: bool) -> Chat:
-    """A question and its answer, each a text; unanswered: the question alone will do."""
+    """Return a question and its answer, both texts. unanswered: whether the question alone will do."""
     messages = [{"role": "user", "content": check_text(record.get(asked), asked)}]
     if record.get(answered) is not None:
         messages.append({"role": "assistant", "content": check_text(record[answered], answered)})
@@ -218,7 +218,7 @@ def _pair(record: dict[str, Any], asked: str, answered: str, unanswered: bool) -
 
 
 def _completion(record: dict[str, Any], unanswered: bool) -> Chat:
-    """Prompt and completion: texts, or messages of which the completion's come last."""
+    """Return prompt and completion as a conversation: two texts, or messages, the completion's last."""
     prompt, completion = record["prompt"], record.get("completion")
     if not isinstance(prompt, list):
         return _pair(record, *COMPLETION, unanswered)
@@ -228,9 +228,9 @@ def _completion(record: dict[str, Any], unanswered: bool) -> Chat:
 
 
 def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Text | Chat:
-    """Return the document of a record in a published format; unanswered: a conversation may have questions alone.
+    """Return the document of a record in a published format. unanswered: whether questions alone will do for a conversation.
 
-    Raises RecordError, with the field at fault, when it fits no format.
+    Raises RecordError, with the field at fault, if it fits no format.
     """
     source = record.get("source")
     there = {name for name, value in record.items() if value is not None}

@@ -1,10 +1,10 @@
-"""Records from files of every kind, one at a time, with the place each comes from and what is wrong with it.
+"""Records from files of every kind, one at a time, each with its place and with what is wrong with it.
 
 JSON Lines (.jsonl, or a .json file whose first line is an object); an array of objects (.json); both also compressed
-(.gz, .zst); Parquet (.parquet). An array is held in memory whole, of all other files a line or some rows.
+(.gz, .zst); Parquet (.parquet). An array is held in memory whole; of all other files, a line or some rows.
 
-A byte order mark before a record, CRLF and blank lines are passed over: they hold no record. A file without records is logged;
-one of which nobody can know how many records are missing is an error.
+A byte order mark before a record, CRLF and blank lines are skipped: they hold no record. A file without records is logged. It
+is an error if nobody can know how many records of a file are missing.
 """
 
 import glob
@@ -24,14 +24,14 @@ from longspec.data.read.record_checks import RecordError
 from longspec.shown import one_line
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-ARCHIVE = ".zip"  # of the hub: fetched whole; of a file in it prompts are read (longspec.measure.prompt_files)
+ARCHIVE = ".zip"  # of the hub, fetched whole; prompts are read from a file in it (longspec.measure.prompt_files)
 KNOWN = "*.jsonl, *.json (both also .gz or .zst) or *.parquet"
 PIECE = 1 << 20  # bytes read at once
 BOM = b"\xef\xbb\xbf"
 SPACE = b" \t\r\n"
-BATCH = 8 << 20  # bytes of Parquet's rows decoded at once, by the file's own average
+BATCH = 8 << 20  # bytes of Parquet's rows to decode at once, by the file's own average
 ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
-WITHOUT = json.JSONEncoder(sort_keys=True, allow_nan=False, default=lambda _: None).encode  # what JSON cannot hold is null
+WITHOUT = json.JSONEncoder(sort_keys=True, allow_nan=False, default=lambda _: None).encode  # null for what JSON cannot hold
 LOG = logging.getLogger(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
@@ -39,20 +39,20 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 @dataclass(frozen=True)
 class Item:
-    """One thing read: a record, or something that is none (`error` says why), or neither when a setting left it out."""
+    """Hold one thing that was read: a record, or a fault (`error`), or neither if a setting left it out."""
 
     file: str
-    line: int  # of JSON Lines; in every other kind of file the number of the record; from 1
+    line: int  # of JSON Lines; in every other kind of file the record's number; from 1
     key: bytes  # decides whether it is held out
     record: dict[str, Any] | None
-    original: bytes = b""  # as it stands in the file; nothing of one that is too large
+    original: bytes = b""  # as in the file; empty if it is too large
     error: RecordError | None = None
 
 
 def files_of(source: str | list[str]) -> list[Path]:
     """Return the files that a path, a glob or a list of these names, sorted, each once.
 
-    Raises ValueError for a name without a file, a folder, and a file of no known kind.
+    Raises ValueError for a name without a file, for a folder, and for a file of no known kind.
     """
     found: set[Path] = set()
     for name in [source] if isinstance(source, str) else source:
@@ -69,7 +69,7 @@ def files_of(source: str | list[str]) -> list[Path]:
 
 
 def kind_of(path: Path) -> tuple[str, str]:
-    """Return a file's kind (.jsonl, .json or .parquet) and compression (gzip, zstd or none: ''), by its name."""
+    """Return a file's kind (.jsonl, .json or .parquet) and compression (gzip, zstd or ''), by its name. Raises ValueError."""
     compression = COMPRESSIONS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if compression else path.suffix
     if kind not in (".jsonl", ".json") and (kind, compression) != (".parquet", ""):
@@ -78,9 +78,9 @@ def kind_of(path: Path) -> tuple[str, str]:
 
 
 def read(path: Path, limit: int) -> Iterator[Item]:
-    """Yield all items of a file; a line or row of more than `limit` bytes is a fault of its own.
+    """Yield all items of a file; a line or row of more than `limit` bytes becomes a fault.
 
-    Raises ValueError for a file that is cut off or corrupt between records.
+    Raises ValueError if the file is cut off, or corrupt between records.
     """
     kind, compression = kind_of(path)
     if kind == ".parquet":
@@ -98,7 +98,7 @@ def read(path: Path, limit: int) -> Iterator[Item]:
 
 @contextmanager
 def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
-    """The decompressed bytes. Raises ValueError when the file is cut off, corrupt, or not what its name says."""
+    """Yield the decompressed bytes. Raises ValueError if the file is cut off, corrupt, or not what its name says."""
     import pyarrow as pa  # not above, as in _rows
 
     if compression and not path.stat().st_size:
@@ -112,7 +112,7 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
 
 
 def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "") -> Item:
-    """`content`: the original without what stands around a record; `cut`: what is added to its fault."""
+    """Return an item. content: the original without what stands around a record; cut: a text to add to its fault."""
     content = content.removeprefix(BOM)
     try:
         return Item(str(path), number, content, jsonl.parse(content), original)
@@ -134,11 +134,11 @@ def _lines(path: Path, handle: io.BufferedReader, limit: int) -> Iterator[Item]:
 
 
 def _values(path: Path, content: bytes, limit: int) -> Iterator[Item]:
-    """The values of a JSON array; one that is no record is a fault of its own.
+    """Yield the values of a JSON array; a value that is no record becomes a fault.
 
-    Raises ValueError for what is no JSON, and for text behind the array: nobody knows how many records are missing then.
+    Raises ValueError for invalid JSON, and for text behind the array: nobody knows how many records are missing then.
     """
-    # A byte a character: what parts values is ASCII, and a value's own bytes are read as UTF-8 with its record.
+    # One byte is one character: what parts values is ASCII, and a value's own bytes are read as UTF-8 with its record.
     text, number = content.decode("latin-1"), 0
     at = _behind_space(text, text.index("[") + 1)
     bracket = at if text.startswith("]", at) else None
@@ -171,12 +171,12 @@ def _too_long(path: Path, number: int, what: str, limit: int) -> Item:
 
 
 def _rows(path: Path, limit: int) -> Iterator[Item]:
-    """Yield the rows of a Parquet file, some at a time; one that is longer than `limit` bytes as JSON is a fault.
+    """Yield the rows of a Parquet file, some at a time; a row of more than `limit` bytes as JSON becomes a fault.
 
     What JSON cannot hold (a time, bytes, a decimal, NaN, text that is no UTF-8) is left out, and the log counts it by column.
-    Of messages and the like a time or bytes alone are left out, else the cell. All else decides whether the record is held
-    out. Nulls within cells are dropped from the record: Parquet has one for each field of another record. Raises ValueError
-    for a file that is cut off, corrupt or names a column twice.
+    Of messages and the like only the time or bytes are left out, else the whole cell. All else decides whether the record is
+    held out. Nulls within cells are dropped from the record: Parquet has one for each field of another record. Raises
+    ValueError if the file is cut off or corrupt, or if it names a column twice.
     """
     import pyarrow as pa  # not above: Snakemake imports this module for every plan, and needs no pyarrow
     import pyarrow.parquet as pq
@@ -200,7 +200,7 @@ def _rows(path: Path, limit: int) -> Iterator[Item]:
 
 
 def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: Counter[str]) -> Item:
-    """Return the item of one row: without what JSON cannot hold, or a fault for a long one."""
+    """Return the item of one row, without what JSON cannot hold, or with a fault if the row is too long."""
     values = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         try:
@@ -215,7 +215,7 @@ def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: 
             values[name] = value
         except (ValueError, TypeError, OverflowError):  # NaN, no UTF-8; a type such as UUID; a date far away
             left_out[name] += 1
-    # A row has no bytes of its own in the file: as JSON, keys sorted, it can be corrected and fed back.
+    # A row has no bytes of its own in the file; as JSON with sorted keys it can be corrected and fed back.
     text = ENCODE(values).encode()
     if len(text) > limit:
         return _too_long(path, number, "row", limit)
@@ -223,7 +223,7 @@ def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: 
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the nulls that Parquet has in a struct for each field of other records."""
+    """Return a value without nulls: in a struct, Parquet has one for each field of other records."""
     if isinstance(value, dict):
         return {name: _without_nulls(held) for name, held in value.items() if held is not None}
     return [_without_nulls(held) for held in value] if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Items sorted into training records, held-out records, rejects and what is filtered out; each one counted.
+"""Items sorted into training records, held-out records, rejects and filtered ones, each one counted.
 
-rejects.jsonl has each fault with its place, rejects.raw the original bytes to correct. A dataset of which too much is rejected
-is refused: its rejects are left to look at, and no manifest to go on with.
+rejects.jsonl has each fault with its place, rejects.raw the original bytes to correct. If too many records are rejected, the
+dataset is refused: its rejects are left to look at, and no manifest to go on with.
 """
 
 import hashlib
@@ -23,43 +23,43 @@ from longspec.data.read.records import ANSWER_IDS, to_messages_or_text
 from longspec.data.read.source_files import Item
 from longspec.shown import ManyLinesError
 
-# A setting of the workflow: the records are answered anew, so that conversations without any answer are records too.
+# A setting of the workflow: the records are answered anew, so conversations without any answer are records too.
 UNANSWERED = "unanswered"
 ROWS, ORIGINALS = "rejects.jsonl", "rejects.raw"
 KEPT = {"train": "train.jsonl", "held_out": "held_out.jsonl"}
 OUTPUTS = [*KEPT.values(), ROWS, ORIGINALS]
-MAX_REASON_CHARACTERS = 300  # characters of a reason: it may quote the record
+MAX_REASON_CHARACTERS = 300  # of a reason, which may quote the record
 MAX_SUMMARY_ROWS = 20  # reasons in a manifest
 NULL = b"null"
 _NUMBER = re.compile(r"0x[0-9a-f]+|U\+[0-9A-F]+|\d+")
 
 
 def is_held_out(key: bytes, share: float) -> bool:
-    """Tell whether a record is kept from training: by its key alone, so the same in every dataset.
+    """Tell whether a record is kept from training. Its key alone decides, so it is the same in every dataset.
 
-    What a flatten step makes of one record has one key: it stays together.
+    All that a flatten step makes of one record has its key, and stays together.
     """
     return int.from_bytes(hashlib.sha256(key).digest()[:8], "big") < share * 2**64
 
 
 def _short(text: str) -> str:
-    """A text that may quote the record: not too long, and without lone surrogates, which many readers of JSON refuse."""
+    """Return a text that may quote the record: shortened, and without lone surrogates, which many readers of JSON refuse."""
     text = text if len(text) <= MAX_REASON_CHARACTERS else f"{text[:MAX_REASON_CHARACTERS]}…"
     return text.encode("utf-8", "backslashreplace").decode()
 
 
 class Rejects:
-    """Writes the rejects of a dataset. `rejected`: how many records."""
+    """Write the rejects of a dataset. rejected: how many there are."""
 
     def __init__(self, rows: jsonlines.Writer, originals: BinaryIO) -> None:
         self._rows, self._originals = rows, originals
         self._item: Item | None = None
         self._place: dict[str, int] = {}  # of its original bytes
-        self._reasons: dict[str, dict[str, Any]] = {}  # faults that differ in numbers alone are of one kind
+        self._reasons: dict[str, dict[str, Any]] = {}  # faults that differ in numbers alone are one reason
         self.rejected = 0
 
     def add(self, item: Item, fault: RecordError) -> None:
-        """Write down a fault. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
+        """Write a fault down. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
         if item is not self._item:
             self._item, self._place = item, {"offset": self._originals.tell(), "bytes": len(item.original)}
             self._originals.write(item.original if item.original.endswith(b"\n") else item.original + b"\n")
@@ -70,7 +70,7 @@ class Rejects:
         self._rows.write(row | self._place)
 
     def summary(self) -> list[dict[str, Any]]:
-        """Return the reasons by frequency, each as its first record has it, with that one's place; the rarest in one row."""
+        """Return the reasons by frequency, each with its first record's words and place; the rarest share one row."""
         rows = sorted(self._reasons.values(), key=lambda row: -row["count"])
         if rest := rows[MAX_SUMMARY_ROWS:]:
             count = sum(row["count"] for row in rest)
@@ -79,10 +79,10 @@ class Rejects:
 
 
 def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) -> dict[str, Any]:
-    """Write OUTPUTS beside the manifest `out`, which is removed first: it tells of other files.
+    """Write OUTPUTS beside the manifest `out`, which is removed first, since it is of other files.
 
-    Returns for the manifest how many records went where, why (`rejects`), and what each step of `align` did.
-    Raises ValueError when too many records are rejected or none is left to train on.
+    Returns, for the manifest, how many records went where, why (`rejects`), and what each step of `align` did.
+    Raises ValueError if too many records are rejected, or if none is left to train on.
     """
     aligners = pipeline.parse(name, settings.get("align", []))
 
@@ -91,7 +91,7 @@ def sort(name: str, settings: dict[str, Any], items: Iterable[Item], out: Path) 
         record.pop(ANSWER_IDS, None)  # tokens of whichever target gave the answers
         return record
 
-    # As the last step, so that a fault says which element of a flattened list it is in.
+    # The last step, so that a fault says in which element of a flattened list it is.
     steps = [*aligners, pipeline.Aligner("format", check)]
     counts, read = dict.fromkeys((*KEPT, "filtered"), 0), 0
     remove_strays(*(out.parent / file for file in OUTPUTS))
