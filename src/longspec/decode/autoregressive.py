@@ -17,15 +17,15 @@ from longspec.decode.texts import Stops
 from longspec.models.target import group_of, tensor_of_first_rank
 from longspec.stopwatch import Stopwatch
 
-# Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed
-# in another order (one token at a time or several): a near-tie. Half precision rounds its products in float32, so only
-# the few roundings of stored values count; float32 adds up the errors of its long sums too.
+# Two logits closer than this many roundings of the dtype, at the logits' size, may swap when the same numbers are summed in
+# another order (one token at a time or several): a near-tie. Half precision rounds its products in float32, so that only the
+# few roundings of stored values count; float32 also adds up the errors of its long sums.
 NEAR_TIE_ROUNDINGS = {torch.float64: 64, torch.float32: 64, torch.bfloat16: 4, torch.float16: 4}
 
 
 @dataclass
 class Plain:
-    """Tokens after the prompt, the logits [V] each was chosen by, and the time. The prompt's own forward is not in it."""
+    """Hold the tokens after the prompt, the logits [V] that chose each, and the seconds without the prompt's own forward."""
 
     ids: list[int] = field(default_factory=list)
     logits: list[Tensor] = field(default_factory=list)
@@ -48,11 +48,11 @@ def decode_plain(
     *,
     keep_logits: bool = True,
 ) -> Plain:
-    """Decode one prompt until eos or `max_new_tokens`; greedy without a sampler. on_token gets each token as it comes.
+    """Decode one prompt until eos or `max_new_tokens`; greedily without a sampler. on_token gets each token as it comes.
 
-    keep_logits: a vocabulary for each token, by which near-ties are told.
+    keep_logits: whether to keep a vocabulary of logits for each token, which show near-ties.
 
-    On the cache that decoding with a draft has: one that is copied for each token would make any draft look good. Raises
+    The cache is the one of decoding with a draft: one that is copied for each token would make any draft look good. Raises
     RuntimeError for logits from which no token can be drawn.
     """
     assert len(start.prompts) == 1, "one prompt at a time"

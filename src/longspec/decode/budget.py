@@ -1,7 +1,7 @@
 """Draft trees by a budget: the likeliest nodes by the product of the draft's probabilities.
 
-A child's product is at most its parent's, so the likeliest nodes hold the parents of all of them. The host chooses them, which
-waits for the device once a level.
+A child's product is at most its parent's, so the likeliest nodes include the parents of all of them. The host chooses them,
+which waits for the device once a level.
 
 Shapes: B rows, W nodes of a level, C their likeliest children, K tokens of a slot, D slots, V draft vocabulary.
 """
@@ -22,11 +22,11 @@ from longspec.decode.levels import Budget, Levels
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, TreeBuilder
 
-GAIN = 0.1  # by which the power grows when a promise of nothing is kept; more in the first rounds
+GAIN = 0.1  # how fast the power follows what is kept beyond the promise; faster in the first rounds
 
 
 class Node(NamedTuple):
-    """A drafted token: the logarithm of its path's probability, how deep it lies, and its parent's number in the row."""
+    """Hold a drafted token: the log-probability of its path, its depth, and its parent's number in the row."""
 
     score: float
     depth: int
@@ -38,16 +38,16 @@ ROOT = Node(0.0, 0, NOTHING, NOTHING)
 
 
 def grown(builder: TreeBuilder, shape: Levels | Budget, sampler: Sampler, logits: Callable[[], Tensor]) -> DraftTree:
-    """Return the tree of this shape; `logits` says what may follow each node of the builder's newest level, [B, W, V].
+    """Return the tree of this shape. logits: returns what may follow each node of the builder's newest level, [B, W, V].
 
-    By a budget the builder holds the nodes that were asked for their children alone. A level is drafted while the nodes to ask
-    are likely enough, by their sum over a row, that their children pay for it.
+    For a budget the builder holds only the nodes whose children were asked for. A level is drafted while the nodes to ask are
+    likely enough, in sum over a row, that their children pay for it.
     """
     if not isinstance(shape, Budget):
         builder.grow_all(shape, sampler, logits)
         return builder.tree()
     rows = [[ROOT] for _ in builder.tokens[0]]
-    asked = 0  # number in each row of the first node of the newest level
+    asked = 0  # number in each row of the newest level's first node
     for depth in range(1, shape.depth + 1):
         logits_BWV = logits()
         size = min(shape.nodes, logits_BWV.shape[1] * logits_BWV.shape[2])
@@ -55,7 +55,7 @@ def grown(builder: TreeBuilder, shape: Levels | Budget, sampler: Sampler, logits
         first = len(rows[0])
         for row, *found in zip(rows, scores_BC.tolist(), parents_BC.tolist(), tokens_BC.tolist(), strict=True):
             row += [Node(score, depth, asked + int(parent), int(token)) for score, parent, token in zip(*found, strict=True)]
-        # Children come in the order of their scores, so that those to ask are the first ones in every row.
+        # Children are sorted by their scores, so the ones to ask come first in every row.
         open_ones = [[row[number].score for number in _best(row, shape) if number >= first] for row in rows]
         width, asked = max(map(len, open_ones)), first
         if not width or sum(exp(score) for row in open_ones for score in row) < shape.step * len(rows):
@@ -66,9 +66,9 @@ def grown(builder: TreeBuilder, shape: Levels | Budget, sampler: Sampler, logits
 
 
 def out_of_slots(builder: TreeBuilder, budget: Budget, sampler: Sampler, logits_BDV: Tensor) -> DraftTree:
-    """Return the tree out of a block, whose slots do not know of each other's tokens: best first, without a further forward.
+    """Return the tree of a block, whose slots do not know each other's tokens: best first, without a further forward.
 
-    A path goes on by the next slot's likeliest token, or by the next one of its own.
+    A path goes on with the next slot's likeliest token, or with the next likeliest one of its own slot.
     """
     logits_BDV = logits_BDV[:, : budget.depth] * budget.power
     log_q_BDV = sampler.log_probabilities(logits_BDV.flatten(0, 1)).unflatten(0, (len(logits_BDV), -1))
@@ -90,14 +90,14 @@ def out_of_slots(builder: TreeBuilder, budget: Budget, sampler: Sampler, logits_
 
 
 def _best(row: list[Node], budget: Budget) -> list[int]:
-    """Return the numbers of the nodes to keep, the likeliest first; of equal ones the parent."""
+    """Return the numbers of the nodes to keep, the likeliest first; of equally likely ones the parent first."""
     least = log(budget.node) if budget.node else -float_info.max  # -inf, of tokens that top-p leaves out, promises nothing
     numbers = [number for number, node in enumerate(row) if number and node.score >= least]
     return sorted(numbers, key=lambda number: (-row[number].score, row[number].depth))[: budget.nodes]
 
 
 def _tree(rows: list[list[Node]], roots_B1: Tensor, budget: Budget) -> DraftTree:
-    """Return a tree of the likeliest nodes of each row, level by level; rows with fewer have nodes that are not there."""
+    """Return a tree of each row's likeliest nodes, level by level; rows with fewer of them have missing nodes (NOTHING)."""
     kept = [sorted(_best(row, budget), key=lambda number: row[number].depth) for row in rows]
     counts = [Counter(row[number].depth for number in numbers) for row, numbers in zip(rows, kept, strict=True)]
     depths = [depth for depth in range(1, budget.depth + 1) for _ in range(max(count[depth] for count in counts))]
@@ -130,9 +130,9 @@ def _tree(rows: list[list[Node]], roots_B1: Tensor, budget: Budget) -> DraftTree
 def calibrated(budget: Budget, promised: list[list[float]], paths: list[list[int]]) -> Budget:
     """Return the budget with a power under which its trees promise as much as is kept.
 
-    A draft learns how likely the target says a token. Greedy text follows the likeliest one, which it may say seldom.
-    promised: of each row's nodes, how likely one of its children is kept; paths: the nodes that were kept, from the root on;
-    those behind the promised ones are prompt lookup's.
+    A draft learns how likely the target says a token. Greedy text follows the likeliest one, which the target may say seldom.
+    promised: for each row's nodes, how likely one of its children is kept; paths: the kept nodes, from the root on; nodes
+    behind the promised ones are prompt lookup's.
     """
     errors = [
         (place + 1 < len(path) and path[place + 1] < len(likely)) - likely[node]
@@ -140,7 +140,7 @@ def calibrated(budget: Budget, promised: list[list[float]], paths: list[list[int
         for place, node in enumerate(path)
         if node < len(likely) and likely[node]
     ]
-    if not errors:  # a power that leaves no node standing would never learn again
+    if not errors:  # a power that leaves no node would never learn again
         return replace(budget, power=max(budget.power, budget.power**0.5))
     gain = max(GAIN, 1 / (1 + budget.rounds))
     return replace(budget, power=budget.power * exp(gain * fmean(errors)), rounds=budget.rounds + 1)

@@ -1,4 +1,4 @@
-"""Caches while a text is decoded: a transformers cache that grows in place, how it follows the text, and windows of a draft.
+"""Caches while a text is decoded: a transformers cache that grows in place and follows the text, and windows of a draft.
 
 Shapes: B rows, T cached tokens of the longest row, S nodes of a tree, E tokens of a path, P tokens of a window, K key/value
 heads, D head width.
@@ -14,20 +14,20 @@ from transformers.cache_utils import Cache, DynamicLayer
 from longspec.models.attention.chains import KeysValues
 from longspec.models.target import Group, group_of, of_ranks, own_heads, splits_heads
 
-ROOM = 1 / 8  # of the length, made ahead when a layer's room is used up
+ROOM = 1 / 8  # of the length, made ahead once a layer's room is used up
 LONGEST_AHEAD = 4096  # tokens of a text for which room is made at once
 
 
 def tokens_ahead(max_new_tokens: int, nodes: int = 0) -> int:
-    """Count the tokens behind the prompts to make room for at once: the text, or its first part, and a tree of drafts."""
+    """Return how many tokens behind the prompts to make room for at once: the text, or its first part, and a draft tree."""
     return min(max_new_tokens, LONGEST_AHEAD) + 1 + nodes
 
 
 class RoomyLayer(DynamicLayer):
-    """Keys and values [B, K, T, D] at the front of larger tensors: tokens come and go behind others that are not copied.
+    """Hold keys and values [B, K, T, D] at the front of larger tensors: tokens come and go behind others that are not copied.
 
-    ahead: how many tokens are to follow the first ones; room for all of them is made at once. group: the ranks that hold the
-    target together, where the layer gathers the heads of all as they come, for a drafter; a rank's attention sees its own.
+    ahead: how many tokens follow the first ones; room for all of them is made at once. group: the ranks that hold the target
+    together, if the layer gathers the heads of all ranks for a drafter; a rank's attention sees its own heads.
     """
 
     def __init__(self, ahead: int, group: Group | None = None) -> None:
@@ -42,19 +42,19 @@ class RoomyLayer(DynamicLayer):
         self.make_room(key_states.shape[2] + self.ahead)
 
     def make_room(self, total: int) -> None:
-        """Make room for `total` tokens in all; the tokens are copied where there was less."""
+        """Make room for `total` tokens in all; copy the tokens if there was less."""
         if self.room[0].shape[2] < total:
             count = self.keys.shape[2]
             self.room = (_roomy(self.keys, total), _roomy(self.values, total))
             self.end_at(count)
 
     def end_at(self, count: int) -> None:
-        """Keep the first `count` tokens of the room alone; the room behind them stays."""
+        """Keep only the first `count` tokens; the room behind them stays."""
         keys, values = self.room
         self.keys, self.values = keys.narrow(2, 0, count), values.narrow(2, 0, count)
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Add the tokens of a forward; return all keys and values that its attention is to see."""
+        """Add a forward's tokens; return all keys and values that its attention sees."""
         if self.group is None:
             self.add(key_states, value_states)
             return self.keys, self.values
@@ -62,7 +62,7 @@ class RoomyLayer(DynamicLayer):
         return own_heads(self.keys, self.group), own_heads(self.values, self.group)
 
     def add(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Add tokens, of all heads that the layer holds."""
+        """Add tokens, with all heads that the layer holds."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = self.keys.shape[2]
@@ -82,9 +82,9 @@ def _roomy(x_BKTD: Tensor, total: int) -> Tensor:
 
 
 def target_cache(target: Any, ahead: int, read: Collection[int] = ()) -> Cache:
-    """Return an empty cache for a text of a target and `ahead` tokens behind it.
+    """Return an empty cache for a target's text and `ahead` tokens behind it.
 
-    read: the layers whose keys and values a drafter reads. No layer slides: one that does could not take back rejected tokens.
+    read: the layers whose keys and values a drafter reads. No layer slides: a sliding one could not take back rejected tokens.
     """
     group = group_of(target) if splits_heads(target) else None
     numbers = range(target.config.num_hidden_layers)
@@ -92,15 +92,15 @@ def target_cache(target: Any, ahead: int, read: Collection[int] = ()) -> Cache:
 
 
 def cut(cache: Cache, longest: int) -> None:
-    """Keep the first `longest` tokens of every row."""
+    """Keep only the first `longest` tokens of every row."""
     for layer in cache.layers:
         layer.end_at(longest)
 
 
 def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longest: int) -> None:
-    """Keep of the `nodes` newest keys and values each row's path, behind its lengths_B[b] tokens, and cut to `longest`.
+    """Keep each row's path of the `nodes` newest keys and values, behind its lengths_B[b] tokens, and cut to `longest`.
 
-    Moves E tokens a row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
+    Moves E tokens per row and layer, in place. Path entries beyond a row's kept ones land behind its end, where nothing is.
     """
     rows_B1 = torch.arange(len(path_BE), device=path_BE.device)[:, None]
     to_BE = lengths_B[:, None] + torch.arange(path_BE.shape[1], device=path_BE.device)
@@ -113,8 +113,8 @@ def compact(cache: Cache, nodes: int, path_BE: Tensor, lengths_B: Tensor, longes
 
 
 def keep_path(cache: Cache, start: int, path: list[int]) -> None:
-    """Keep of a single row's tree, whose root is token `start` of the cache, the nodes of this path alone, in its order."""
-    first = next(place for place, node in enumerate(path) if place != node)  # those before it are in their places
+    """Keep only this path of a single row's tree, in the path's order. start: the place of the tree's root in the cache."""
+    first = next(place for place, node in enumerate(path) if place != node)  # the nodes before it are in their places
     from_N = torch.tensor([start + node for node in path[first:]])
     for layer in cache.layers:
         from_N = from_N.to(layer.keys.device)
@@ -124,9 +124,9 @@ def keep_path(cache: Cache, start: int, path: list[int]) -> None:
 
 
 def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
-    """Keep these rows alone, cut to `longest` tokens, with room for `ahead` more.
+    """Keep only these rows, cut to `longest` tokens, with room for `ahead` more.
 
-    In layers of their own, made one by one: another cache that holds the former ones keeps all its rows, and where none does,
+    They go into new layers, one by one: another cache that holds the former layers keeps all its rows, and if none does, only
     one layer is held twice at a time.
     """
     for number, layer in enumerate(cache.layers):
@@ -137,7 +137,7 @@ def select(cache: Cache, rows_B: Tensor, longest: int, ahead: int) -> None:
 
 @torch.inference_mode()
 def restore(cache: Cache, lengths: list[int]) -> None:
-    """Keep row b's first lengths[b] tokens alone, and zeros behind those of the shorter rows."""
+    """Keep only row b's first lengths[b] tokens, and put zeros behind those of the shorter rows."""
     cut(cache, max(lengths))
     for layer in cache.layers:
         for row, length in enumerate(lengths):
@@ -146,10 +146,10 @@ def restore(cache: Cache, lengths: list[int]) -> None:
 
 
 class WholeText:
-    """A draft's own keys and values of the whole text, left-aligned, in a cache that grows in place: neither text nor tree is
-    copied by a round.
+    """Hold a draft's own keys and values of the whole text, left-aligned, in a cache that grows in place: a round copies
+    neither text nor tree.
 
-    Key 0 of every row is that of its first token, and the last one is key lengths_B[b] - 1.
+    Every row's key 0 belongs to its first token, and the last one is key lengths_B[b] - 1.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class WholeText:
         self.longest = 0  # tokens of the longest row's text
 
     def extend(self, new: KeysValues, counts_B: Tensor, lengths: tuple[int, ...], lengths_B: Tensor) -> None:
-        """Forget the tree, and put counts_B[b] of the E new tokens behind the former ones: the text has then lengths_B[b]."""
+        """Forget the tree, and put counts_B[b] of the E new tokens behind row b's text, which then has lengths_B[b] tokens."""
         count = new[0].shape[2]
         path_BE = torch.arange(count, device=counts_B.device).expand(len(counts_B), -1)
         if self.longest:
@@ -167,25 +167,25 @@ class WholeText:
         compact(self.cache, count, path_BE, lengths_B - counts_B, self.longest)
 
     def with_nodes(self, new: KeysValues) -> KeysValues:
-        """Take the nodes of a level in, behind the longest row; return the keys and values of the text and of all levels."""
+        """Add a level's nodes behind the longest row; return the keys and values of the text and of all levels."""
         keys, values = self.cache.update(*new, 0)
         return keys, values
 
     def of_text(self) -> KeysValues:
-        """Return the keys and values of the text, of a tree without nodes."""
+        """Return the keys and values of the text, as of a tree without nodes."""
         return self.cache.layers[0].keys, self.cache.layers[0].values
 
     def first_B(self, lengths_B: Tensor) -> None:
-        """Return the token of each row's key 0; None: 0."""
+        """Return None: key 0 of every row belongs to its token 0."""
 
     def select(self, rows_B: Tensor) -> None:
-        """Cut to the text of these rows; how long it is in them, the next round says."""
+        """Cut to the text of these rows; the next round says how long it is in each."""
         if self.longest:
             select(self.cache, rows_B, self.longest, 0)
 
 
 class NewestTokens:
-    """The text's newest tokens, as many as a window has, right-aligned. Its methods do what those of WholeText do."""
+    """Hold the text's newest tokens, as many as a window has, right-aligned. The methods do what WholeText's do."""
 
     def __init__(self, window: int) -> None:
         self.window = window
@@ -195,7 +195,7 @@ class NewestTokens:
     def extend(self, new: KeysValues, counts_B: Tensor, *_: Any) -> None:
         """Forget the tree, and keep each row's newest tokens, of its own and of counts_B[b] new ones.
 
-        Rows that hold fewer than the longest begin with keys and values of nothing.
+        Rows with fewer tokens than the longest begin with keys and values that stand for nothing.
         """
         own, self.nodes = self.text or (new[0][:, :, :0], new[1][:, :, :0]), []
         old, width = own[0].shape[2], min(self.window, own[0].shape[2] + new[0].shape[2])
@@ -216,7 +216,7 @@ class NewestTokens:
         return self.text
 
     def first_B(self, lengths_B: Tensor) -> Tensor:
-        """Return the token of each row's key 0, below 0 where a row's text is shorter than what is held of the longest."""
+        """Return the token of each row's key 0; it is below 0 where the row's text is shorter than what the longest holds."""
         return lengths_B - self.of_text()[0].shape[2]
 
     def select(self, rows_B: Tensor) -> None:

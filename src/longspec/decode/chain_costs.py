@@ -1,4 +1,4 @@
-"""Measure what rounds of each shape cost on this machine, and choose the way to decode that is fastest by it.
+"""Measure what rounds of each shape cost on this machine, and choose the fastest way to decode by that.
 
 Shapes: B rows.
 """
@@ -22,18 +22,18 @@ from longspec.decode.prefill import Prefilled
 from longspec.decode.speculate import speculate
 from longspec.models.target import group_of, tensor_of_first_rank
 
-ROUNDS = 3  # timed at once, behind one that takes the prompts in
-ROUNDS_OF_BUDGET = 8  # of trees that differ in size from round to round, and learn how far a draft is right
-REPEATS = 2  # of the whole
-OF_AN_HOUR = 3600  # seconds after which costs are measured again: other work comes and goes on a machine
+ROUNDS = 3  # timed at once, after one that takes the prompts in
+ROUNDS_OF_BUDGET = 8  # for trees whose size differs from round to round, and that learn how far a draft is right
+REPEATS = 2  # of all measurements
+OF_AN_HOUR = 3600  # seconds after which costs are measured again: a machine's other work comes and goes
 
-# Of each shape the one to decode with, a budget with its prices, and seconds of a round, by target, for this process.
+# For each shape the one to decode with, a budget with its prices, and seconds of a round; by target, for this process.
 _known: WeakKeyDictionary[Any, dict[tuple[Any, ...], dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class Way:
-    """A way to decode, tokens that a round of it should bring, and seconds of one here, once they are measured."""
+    """Hold a way to decode, the tokens that its round should bring, and a round's seconds here, once they are measured."""
 
     drafter: Drafter
     shape: Shape
@@ -42,33 +42,33 @@ class Way:
 
     @property
     def key(self) -> Hashable:
-        """Return what its costs are known by; drafters come and go with each call that names a folder."""
+        """Return the key of its costs, with the drafter's type only: each call that names a folder makes a new drafter."""
         return (type(self.drafter), self.shape)
 
 
 def nodes_of(drafter: Drafter) -> int:
-    """Count the most tokens that a measurement puts behind the prompts, by prompt lookup alone too."""
+    """Return the most tokens that a measurement puts behind the prompts, also by prompt lookup alone."""
     trees = [each.levels or each.copied for each in drafter.acceptance if isinstance(each, TreeAcceptance)]
     return max(_rounds_of(shape) * (depth_of(shape) + drafter.copied + 1) for shape in (LONGEST, *trees))
 
 
 def _rounds_of(shape: Shape) -> int:
-    """Return how many rounds are timed at once, and the one before them."""
+    """Return the rounds of a measurement: those that are timed at once, and the one before them."""
     return 1 + (ROUNDS_OF_BUDGET if isinstance(shape, Budget) else ROUNDS)
 
 
 class _EnoughError(Exception):
-    """Ends a decoding whose rounds were timed."""
+    """End a decoding whose rounds were timed."""
 
 
 def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> tuple[WhilePays, Shape]:
     """Return the drafter and the shape that should decode these prompts soonest, by evaluated acceptance and by costs.
 
-    Those that were evaluated, of prompt lookup alone too, and plain decoding. A draft that should be sooner than plain decoding
-    begins, and is left where these texts say that plain decoding or prompt lookup is sooner; of these two the texts decide at
-    any time. sampling: temperature, top_k and top_p. The costs are measured when a target and a draft first meet, again after
-    an hour, for texts twice as long, for another number of rows or threads, and for other sampling. Of equal ways the one with
-    the fewest tokens.
+    It chooses among the evaluated shapes, also of prompt lookup alone, and plain decoding. A draft that should be faster than
+    plain decoding begins, and is left where these texts say that plain decoding or prompt lookup is faster; between these two
+    the texts decide at any time. sampling: temperature, top_k and top_p. Costs are measured when a target and a draft first
+    meet, again after an hour, for texts twice as long, for another number of rows or threads, and for other sampling. Of
+    equally fast ways the one with the fewest tokens wins.
     """
     order = _by_rate(target, drafter, start, sampling)
     plain = next(each for each in order if isinstance(each.drafter, NoDraft))
@@ -83,18 +83,18 @@ def best_way(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -
 
 
 def best_shape(target: Any, drafter: Drafter, start: Prefilled, **sampling: Any) -> Shape:
-    """Return the shape by which the draft itself should decode these prompts soonest, whether or not another way is sooner."""
+    """Return the shape with which the draft itself should decode these prompts soonest, even if another way is faster."""
     order = _by_rate(target, drafter, start, sampling)
     return next((way.shape for way in order if way.drafter is drafter), DEFAULT_SHAPE)
 
 
 def _by_rate(target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str, Any]) -> list[Way]:
-    """Return all ways, the soonest first, with the shapes to decode with and the seconds of a round."""
+    """Return all ways, the fastest first, with the shapes to decode with and the seconds of a round."""
     ways = _ways(drafter, sampling.get("temperature", 0.0))
     length = max(map(len, start.prompts)).bit_length()
     machine = (str(target.device), target.dtype, torch.get_num_threads(), len(start.prompts), length)
     (hour,) = _of_first_rank(target, [time.monotonic() // OF_AN_HOUR])
-    # A draft is known by its acceptance, counts of its own.
+    # A draft is known by its acceptance: the counts are its own.
     known = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, *sampling.items())
     key, of_target = (hour, *known), _known.setdefault(target, {})
     if key not in of_target:
@@ -107,16 +107,16 @@ def _by_rate(target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str
 
 
 def _of_first_rank(target: Any, numbers: list[float]) -> list[float]:
-    """Return rank 0's: ranks that hold a target together have clocks of their own, and must choose alike."""
+    """Return rank 0's numbers: ranks that hold a target together have clocks of their own, and must choose alike."""
     if (group := group_of(target)) is not None:
         numbers = tensor_of_first_rank(torch.tensor(numbers, dtype=torch.float64, device=target.device), group).tolist()
     return numbers
 
 
 def _ways(drafter: Drafter, temperature: float) -> list[Way]:
-    """Return plain decoding, prompt lookup, chains up to the longest that was evaluated, and trees."""
+    """Return plain decoding, prompt lookup, chains up to the longest one that was evaluated, and trees."""
     held = nearest(drafter.acceptance, temperature, drafter.copied > 0)
-    if temperature and drafter.copied:  # beside chains that are drawn nothing is copied
+    if temperature and drafter.copied:  # nothing is copied beside chains that are drawn
         of_draft = nearest(drafter.acceptance, temperature)
         held = [each for each in held if not _is_chain(each)] + [each for each in of_draft if isinstance(each, ChainAcceptance)]
     found: dict[Hashable, Way] = {}
@@ -132,16 +132,16 @@ def _ways(drafter: Drafter, temperature: float) -> list[Way]:
 
 
 def _is_chain(each: Acceptance) -> bool:
-    """Tell whether this is of chains with tokens of prompt lookup beside them."""
+    """Tell whether this is of chains that had tokens of prompt lookup beside them."""
     return isinstance(each, TreeAcceptance) and each.copied > 0 and isinstance(each.levels, tuple) and set(each.levels) == {1}
 
 
 def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> dict[Hashable, tuple[Shape, float]]:
-    """Return of each way, by its key, the shape and the seconds of a round. Budgets are priced by the others."""
+    """Return for each way, by its key, the shape to decode with and a round's seconds. Budgets are priced by the others."""
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
     seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed], sampling)
     found: dict[Hashable, tuple[Shape, float]] = {way.key: (way.shape, of) for way, of in zip(fixed, seconds, strict=True)}
-    # What lookup brings depends on the text.
+    # Without lookup: what it brings depends on the text.
     rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True) if not isinstance(way.drafter, LookupDrafter))
     for way in (way for way in ways if way not in fixed):
         shape = _priced(target, way, start, rate, sampling)
@@ -151,9 +151,9 @@ def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, A
 
 
 def _priced(target: Any, way: Way, start: Prefilled, rate: float, sampling: dict[str, Any]) -> Budget:
-    """Return a way's budget with what a level and a node cost here, in tokens at this rate a second.
+    """Return a way's budget with what a level and a node cost here, in tokens, at `rate` tokens a second.
 
-    A level's children are likely by no more than half of what their parents are, so that a level promises twice its price.
+    Children are at most half as likely as their parents, so that the parents of a level must promise twice its price.
     """
     assert isinstance(way.shape, Budget)
     wide = min(way.shape.nodes, way.drafter.proposed or target.config.vocab_size)
@@ -165,9 +165,9 @@ def _priced(target: Any, way: Way, start: Prefilled, rate: float, sampling: dict
 
 
 def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape]], sampling: dict[str, Any]) -> list[float]:
-    """Time a round of each way, all of them after each other and again: what else runs on the machine slows all alike.
+    """Return a round's mean seconds for each way. All are timed in turn, and again: other work slows all alike.
 
-    Rounds as they are decoded, so that what is neither draft nor target counts too; nothing of them stays.
+    Rounds are decoded as usual, so that what is neither draft nor target counts too; nothing of them stays.
     """
     repeats = [[_round_seconds(target, drafter, start, shape, sampling) for drafter, shape in ways] for _ in range(REPEATS)]
     return _of_first_rank(target, [fmean(each) for each in zip(*repeats, strict=True)])
@@ -175,7 +175,7 @@ def _mean_seconds(target: Any, start: Prefilled, ways: list[tuple[Drafter, Shape
 
 @torch.inference_mode()
 def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape, sampling: dict[str, Any]) -> float:
-    """Return the time of a round with this shape, between two looks of the host at new tokens."""
+    """Return the seconds of a round with this shape, between two looks of the host at new tokens."""
     marks: list[float] = []
 
     def mark(row: int, tokens: list[int]) -> None:
@@ -185,11 +185,11 @@ def _round_seconds(target: Any, drafter: Drafter, start: Prefilled, shape: Shape
             raise _EnoughError
 
     most = max(nodes_of(drafter), _rounds_of(shape) * (depth_of(shape) + drafter.copied + 1)) + 2  # never reached
-    draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's stay as they are
+    draws = torch.Generator(start.logits_BV.device).manual_seed(0)  # the caller's draws stay as they are
     try:
         speculate(target, drafter, start, max_new_tokens=most, shape=shape, on_tokens=mark, generator=draws, **sampling)
     except _EnoughError:
-        # Less the first, in which caches are filled. The median, not the least: what else runs on the machine slows a wider
-        # forward more, and decoding has it beside itself too.
+        # Without the first, which fills the caches. The median, not the least: other work on the machine slows a wider forward
+        # more, and decoding has that beside itself too.
         return median(right - left for left, right in pairwise(marks[1:]))
     raise AssertionError("so many tokens take more rounds")

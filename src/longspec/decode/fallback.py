@@ -1,4 +1,4 @@
-"""Decoding without a draft model, and a draft that is left where it does not pay.
+"""Decoding without a draft model, and a draft that is left if it does not pay.
 
 Shapes: B rows, E tokens of a path.
 """
@@ -16,12 +16,12 @@ from longspec.decode.lookup import Followers, LookupDrafter
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import DraftTree, chains
 
-TRUSTED = 16  # rounds of the text as which the evaluated acceptance counts
-RECENT = 32  # rounds of lookup by which it takes turns with plain decoding: a text may end to repeat itself
+TRUSTED = 16  # rounds of the text that the evaluated acceptance counts for
+RECENT = 32  # rounds of lookup that decide its turns with plain decoding: a text may stop repeating itself
 
 
 class NoDraft(Drafter):
-    """Proposes nothing: plain decoding, a token a round."""
+    """Propose nothing: plain decoding, one token per round."""
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
         roots_B = draft_input.roots_B
@@ -29,17 +29,17 @@ class NoDraft(Drafter):
 
 
 class Watched:
-    """Counts the tokens that rounds of prompt lookup would have brought so far, on a text that another way decodes.
+    """Count the tokens that rounds of prompt lookup would have brought so far, on a text that another way decodes.
 
-    tokens: of all its rounds; recent: of each of the newest ones.
+    tokens: of all its rounds; recent: of each of its newest rounds.
     """
 
     def __init__(self, prompt: list[int]) -> None:
-        self.followers, self.text = Followers(), prompt.copy()  # as far as its rounds have come
+        self.followers, self.text = Followers(), prompt.copy()  # the text as far as its rounds have come
         self.tokens, self.rounds, self.recent = 0, 0, deque[int](maxlen=RECENT)
 
     def watch(self, text: list[int], depth: int) -> None:
-        """Count the rounds that the text decides by now."""
+        """Count the rounds that the text so far decides."""
         while (place := len(self.text)) < len(text):
             copied = self.followers.of(self.text, depth)
             followed = text[place : place + len(copied)]
@@ -55,10 +55,10 @@ class Watched:
 
 @dataclass(frozen=True)
 class Copying:
-    """Prompt lookup as a way to decode texts: by chains of `depth` tokens.
+    """Describe prompt lookup as a way to decode texts, by chains of `depth` tokens.
 
-    needed: tokens of a round with which it is as fast as plain decoding. pays: whether it should be faster, as evaluated; how
-    much it brings depends on the text, so that this counts no longer than its first rounds there.
+    needed: tokens per round with which it is as fast as plain decoding. pays: whether it should be faster, by the evaluation;
+    how much it brings depends on the text, so this counts only until its first rounds there.
     """
 
     depth: int
@@ -67,12 +67,12 @@ class Copying:
 
 
 class WhilePays(Drafter):
-    """A drafter until its rounds bring fewer tokens than they must, then prompt lookup or plain decoding, as the texts say.
+    """Draft until the drafter's rounds bring too few tokens, then use prompt lookup or plain decoding, as the texts say.
 
-    drafter: NoDraft where none should begin. expected: tokens of its round as evaluated, which the texts' own rounds correct;
-    needed: those with which it is as fast as plain decoding. copying: None where prompt lookup was not evaluated. What its
-    rounds would bring is watched on the texts, whatever decodes them, and neither it nor plain decoding needs states of the
-    target: they are taken in turns.
+    drafter: NoDraft if none should begin. expected: tokens of its round in the evaluation, which the texts' own rounds correct.
+    needed: tokens per round with which it is as fast as plain decoding. copying: None if prompt lookup was not evaluated. What
+    lookup's rounds would bring is counted on the texts, whatever decodes them. Neither lookup nor plain decoding needs states
+    of the target, so they take turns.
     """
 
     def __init__(self, drafter: Drafter, expected: float, needed: float, copying: Copying | None) -> None:
@@ -91,7 +91,7 @@ class WhilePays(Drafter):
         self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """Return the drafter's tree; once it has been left, a copied chain or none."""
+        """Return the drafter's tree; once the drafter has been left, a copied chain or none."""
         if self.copying is not None:
             for watched, text in zip(self.watched, draft_input.texts, strict=True):
                 watched.watch(text, self.copying.depth)
@@ -100,7 +100,7 @@ class WhilePays(Drafter):
             self.rounds += len(before)
             self.tokens += sum(self.lengths) - sum(before)
             rate = self.tokens / self.rounds / self.needed
-            # By all rounds of lookup, not the recent ones: a draft that was left does not come back.
+            # By all of lookup's rounds, not the recent ones: a draft that was left does not come back.
             copied = [each.tokens / each.rounds for each in self.watched if each.rounds]
             self.pays = rate >= 1 and self._copying_rate(copied, unknown=0.0) <= rate
         if self.pays:
@@ -111,16 +111,16 @@ class WhilePays(Drafter):
         return NoDraft().propose(draft_input, shape, sampler)
 
     def _copying_rate(self, copied: list[float], unknown: float) -> float:
-        """Return how many times plain decoding's speed prompt lookup should have, once enough of its rounds were watched.
+        """Return lookup's speed as a multiple of plain decoding's; `unknown` until enough of its rounds were watched.
 
-        copied: tokens of its round in each row that has had one.
+        copied: tokens per round in each row that has had a round.
         """
         if self.copying is None or sum(each.rounds for each in self.watched) < TRUSTED // 2:
             return unknown
         return fmean(copied) / self.copying.needed
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """Hand the tokens on to the drafter, while it drafts; prompt lookup reads them in the texts."""
+        """Hand the tokens on to the drafter while it drafts; prompt lookup reads them in the texts."""
         if self.pays:
             self.drafter.commit(tokens_BE, kept_B, hidden)
 

@@ -1,4 +1,4 @@
-"""transformers' generate with a draft: its arguments, its texts, by speculative decoding.
+"""transformers' generate with a draft: the same arguments and texts, by speculative decoding.
 
 Shapes: B rows, T tokens of the padded prompts.
 """
@@ -31,7 +31,7 @@ from longspec.models.target import draft_device
 WARPS = (TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper)
 MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 TEXT = ("input_ids", "attention_mask")  # the model's arguments that are the prompts
-NOT_DONE = (  # settings of generate that no processor of logits shows
+NOT_DONE = (  # settings of generate that show in no logits processor
     "return_dict_in_generate",
     "output_scores",
     "output_logits",
@@ -45,10 +45,10 @@ NOT_DONE = (  # settings of generate that no processor of logits shows
 
 
 def load_drafter(target: Any, draft: str | Path, draft_vocabulary: str | Path | None = None) -> Drafter:
-    """Return the drafter of a draft folder or weight file, beside this target and in its dtype; one can serve many calls.
+    """Return the drafter of a draft folder or weight file for this target, in its dtype; one can serve many calls.
 
-    draft_vocabulary: file of the tokens to propose, for drafts that have none of their own; None: all. Raises ValueError for a
-    target that is not supported, for a draft that was made for another one, and for a vocabulary that does not fit.
+    draft_vocabulary: file of the tokens to propose, for drafts without one of their own; None: all. Raises ValueError if the
+    target is not supported, if the draft was made for another one, and if the vocabulary does not fit.
     """
     folder = target.config.name_or_path
     check_target(target.config, folder or "target")
@@ -84,16 +84,15 @@ def generate(
 ) -> Tensor:
     """Return int64 [B, T + new tokens] as `model.generate(inputs, generation_config, **arguments)` does, but sooner.
 
-    draft: a draft folder, a weight file, or a drafter as of load_drafter, which is read once. shape: tokens of a chain (int),
-    the levels of a tree, or its Budget; None: what pays best by the measured acceptance and by what rounds cost here, plain
-    decoding and prompt lookup alone among it, and the default tree for a draft that was not evaluated. draft_vocabulary: as of
-    load_drafter.
-    prompt_lookup_num_tokens: most tokens that each round copies from the text, beside those that are drafted. inputs or
-    input_ids int64 [B, T], or as inputs what a tokenizer returns; attention_mask [B, T] marks padding, on either side. Settings
-    come from `arguments`, else generation_config, else the model's own, and may be: max_new_tokens or max_length, do_sample,
-    temperature, top_k, top_p, eos_token_id, pad_token_id, stop_strings with tokenizer, num_return_sequences; streamer for one
-    row. Sampled texts have generate's distribution, by draws of their own. Raises ValueError that names any other setting: none
-    is passed over.
+    draft: a draft folder, a weight file, or a drafter from load_drafter, which reads the draft once for many calls.
+    shape: tokens of a chain (int), the levels of a tree, or its Budget; None: what pays best by the measured acceptance and by
+    what rounds cost here, also plain decoding or prompt lookup alone, but the default tree for a draft without evaluation.
+    draft_vocabulary: as for load_drafter. prompt_lookup_num_tokens: the most tokens that each round copies from the text,
+    beside the drafted ones. inputs or input_ids: int64 [B, T], or as inputs what a tokenizer returns; attention_mask [B, T]
+    marks padding, on either side. Settings come from `arguments`, else generation_config, else the model's own. They may be
+    max_new_tokens or max_length, do_sample, temperature, top_k, top_p, eos_token_id, pad_token_id, stop_strings with
+    tokenizer, num_return_sequences; streamer for one row. Sampled texts have generate's distribution, by draws of their own.
+    Raises ValueError that names any other setting: none is ignored.
     """
     if isinstance(inputs, Mapping):  # as a tokenizer returns them
         arguments, inputs = {**inputs, **arguments}, None
@@ -104,15 +103,15 @@ def generate(
     if not isinstance(given, Tensor) or given.ndim != 2 or given.dtype not in (torch.int64, torch.int32):
         raise ValueError("input_ids: give token ids [rows, tokens], int64 or int32")
     model._prepare_special_tokens(config, kwargs_has_attention_mask=True, device=given.device)  # _eos_ and _pad_token_tensor
-    if config.max_new_tokens is None:  # as transformers counts: max_length holds the prompts; None where nobody has set it
+    if config.max_new_tokens is None:  # as transformers counts: max_length includes the prompts; None if nobody has set it
         whole = [arguments.get("max_length"), generation_config and generation_config.max_length]
         whole += [generation_config is None and model.generation_config.max_length]
         config.max_new_tokens = next((length - given.shape[1] for length in whole if length), None)
-    off = {"synced_gpus": False}  # what a caller may say that is so anyway
+    off = {"synced_gpus": False}  # what a caller may say, since it is so anyway
     _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
-    # What may be refused is refused before anything is streamed.
+    # Whatever may be refused is refused before anything is streamed.
     drafter = _drafter(model, draft, draft_vocabulary, prompt_lookup_num_tokens)
     check_prompts(prompts, model.config.vocab_size)
     if streamer is not None:
@@ -148,7 +147,7 @@ def generate(
 
 
 def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied: int | None) -> Drafter:
-    """Return the drafter, held against the model. copied: most tokens of prompt lookup beside it."""
+    """Return the drafter, checked against the model. copied: the most tokens of prompt lookup beside it; None: no lookup."""
     check_decodable(model)
     if isinstance(draft, str | Path):
         draft = load_drafter(model, draft, draft_vocabulary)
@@ -159,7 +158,7 @@ def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied
 
 
 def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
-    """Raise ValueError that names what would change the text and is not done here."""
+    """Raise ValueError that names the settings that would change the text and are not done here."""
     if strange:
         raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     if config.max_new_tokens is None:
@@ -189,15 +188,15 @@ def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
 
 
 def sampling_settings(config: GenerationConfig) -> dict[str, Any]:
-    """Return the sampler's temperature, top_k and top_p of a generation config; temperature 0 where it does not sample."""
+    """Return the sampler's temperature, top_k and top_p by a generation config; temperature 0 if it does not sample."""
     if not config.do_sample:
         return {"temperature": 0.0}
-    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # as None is
+    off = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}  # what None stands for
     return {name: value if getattr(config, name) is None else getattr(config, name) for name, value in off.items()}
 
 
 def _without_padding(ids_BT: Tensor, attention_mask_BT: Tensor | None, config: GenerationConfig) -> list[list[int]]:
-    """Return the texts of padded rows; without a mask padding is the padding token, where that ends no texts, as elsewhere."""
+    """Return the texts of padded rows. Without a mask, padding is the padding token, unless that ends texts, as elsewhere."""
     if attention_mask_BT is None:
         pad, eos = config._pad_token_tensor, config._eos_token_tensor
         if pad is not None and (eos is None or not torch.isin(eos, pad).any()):

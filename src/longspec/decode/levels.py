@@ -5,7 +5,7 @@ from typing import Any
 
 DEFAULT_SHAPE = (4, 16, 16, 16, 16)  # the published one
 
-MOST_COPIED = 64  # tokens of prompt lookup beside a draft's: few of a longer copy are kept, and all cost a forward their place
+MOST_COPIED = 64  # tokens of prompt lookup beside a draft: few of a longer copy are kept, and each costs its place in a forward
 DEEPEST = 8  # levels of a tree by a budget, unless it says otherwise
 
 Levels = tuple[int, ...]
@@ -13,11 +13,11 @@ Levels = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Budget:
-    """A tree of the likeliest nodes by the product of the draft's probabilities, `nodes` and `depth` levels of them at most.
+    """Describe a tree of at most `nodes` nodes in `depth` levels, the likeliest by the product of the draft's probabilities.
 
-    step, node: what the probabilities must sum to, in kept tokens, that a further level is drafted, and that a node stays.
-    power: to which the draft's probabilities are taken, and normed again, before they say how likely a token is kept; it has
-    been learnt in so many rounds of a decoding.
+    step, node: the sum of these probabilities, in kept tokens, that drafts a further level, and that keeps a node. power: the
+    exponent of the draft's probabilities, which are normed again before they say how likely a token is kept. It was learnt in
+    `rounds` rounds of a decoding.
     """
 
     nodes: int
@@ -40,7 +40,7 @@ def shape_of(value: Any) -> Shape:
 
 
 def stored(shape: Shape) -> int | list[int] | dict[str, int]:
-    """Return a shape as files have it; a budget's prices, which the machine decides, are not in it."""
+    """Return a shape as files have it, without a budget's prices, which depend on the machine."""
     if isinstance(shape, Budget):
         return {"nodes": shape.nodes, "depth": shape.depth}
     return shape if isinstance(shape, int) else list(shape)
@@ -59,8 +59,8 @@ def depth_of(shape: Shape) -> int:
 def levels_of(shape: Shape, vocabulary: int, proposed: int | None = None) -> Levels | Budget:
     """Return the sizes of the levels below the root: an int is a chain of so many tokens, a tuple the levels of a tree.
 
-    A budget stays one. proposed: how many tokens of the vocabulary the draft can say; None: all. Raises ValueError for sizes
-    that no tree over these has.
+    A budget stays one. proposed: how many tokens of the vocabulary the draft can propose; None: all. Raises ValueError for
+    sizes that no such tree has.
     """
     if isinstance(shape, dict):
         if not {"nodes"} <= shape.keys() <= {"nodes", "depth"}:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what the text holds already is copied, by itself or beside a draft, in one tree.
+"""Prompt lookup: copying what the text holds already, by itself or beside a draft in one tree.
 
 Shapes: B rows, S nodes of the draft's tree with its root, L copied tokens, E tokens a round can bring.
 """
@@ -13,15 +13,15 @@ from longspec.decode.levels import MOST_COPIED, Budget, Levels, depth_of
 from longspec.decode.sampling import Sampler
 from longspec.decode.tree import NOTHING, DraftTree, chains
 
-SHORTEST, LONGEST = 2, 3  # n-grams that are looked up: of a single token what followed it elsewhere seldom follows again
+SHORTEST, LONGEST = 2, 3  # lengths of n-grams that are looked up: what followed a single token elsewhere seldom follows again
 
 
 class Followers:
-    """For each n-gram of up to LONGEST tokens of a growing text, the place behind its first occurrence."""
+    """Map each n-gram of up to LONGEST tokens of a growing text to the place behind its first occurrence."""
 
     def __init__(self) -> None:
         self.known: dict[tuple[int, ...], int] = {}  # n-gram -> the place behind its first one
-        self.behind = 1  # the first place whose n-grams before it are not known yet
+        self.behind = 1  # the first place for which the n-grams before it are not known yet
 
     def learn(self, text: list[int]) -> None:
         """Take in what the text has grown by."""
@@ -33,7 +33,7 @@ class Followers:
         self.behind = len(text)
 
     def of(self, text: list[int], count: int, shortest: int = 1) -> list[int]:
-        """Take the text in; return up to `count` tokens that followed the longest n-gram at its end, of `shortest` or more."""
+        """Take the text in; return up to `count` tokens that followed the longest n-gram (`shortest` or more) at its end."""
         self.learn(text)
         for size in range(min(LONGEST, len(text) - 1), shortest - 1, -1):
             place = self.known.get(tuple(text[-size:]))
@@ -43,14 +43,14 @@ class Followers:
 
 
 class LookupDrafter(Drafter):
-    """Prompt lookup: what followed the newest n-gram where it first stood in the text, as transformers' own generator says."""
+    """Propose what followed the newest n-gram where it first stood in the text, as transformers' own generator does."""
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Begin with nothing learnt; the first round learns the prompts, each further one what it adds."""
+        """Begin with nothing learnt; the first round learns the prompts, each further round what it adds."""
         self.followers = [Followers() for _ in prompts]  # of each row
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """Return a chain as deep as the shape, shorter where the text holds no earlier match."""
+        """Return a chain of what followed an earlier match, at most as deep as the shape; empty without a match."""
         found = [each.of(text, depth_of(shape)) for each, text in zip(self.followers, draft_input.texts, strict=True)]
         longest = max(map(len, found))
         filled = [chain + [NOTHING] * (longest - len(chain)) for chain in found]
@@ -61,10 +61,10 @@ class LookupDrafter(Drafter):
 
 
 class WithLookup(Drafter):
-    """Another drafter, with up to `tokens` (1 to MOST_COPIED) beside its tree that followed the text's newest ones before.
+    """Add to another drafter's tree up to `tokens` (1 to MOST_COPIED) tokens that followed the text's newest ones before.
 
-    Chains of which every token was drawn from the draft's distribution, when sampling, stay alone: the rule that keeps them
-    asks for the distribution that each token was drawn from.
+    When sampling, chains whose tokens were all drawn from the draft's distribution stay alone: the rule that keeps them needs
+    the distribution of each token.
     """
 
     def __init__(self, drafter: Drafter, tokens: int) -> None:
@@ -81,7 +81,7 @@ class WithLookup(Drafter):
         self.drafter.begin(prompts, hidden)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """Return the drafter's tree, and behind it what is copied, from the first token on that the tree does not hold."""
+        """Return the drafter's tree, with a branch of what is copied, from the first token on that the tree does not hold."""
         tree = self.drafter.propose(draft_input, shape, sampler)
         if tree.drawn_BSV is not None:
             return tree
@@ -95,7 +95,7 @@ class WithLookup(Drafter):
             return tree
         size, parents, branch = tree.tokens_BS.shape[1], [], []
         for path, tokens in zip(paths, copied, strict=True):
-            # A row with nothing new may end before the branch begins: it then has nodes that are not there.
+            # A row with nothing new may end before the branch begins: then some of its nodes are missing (NOTHING).
             known = path + [0] * (first - len(path))
             above = [0, *known, *range(size + len(known) - first, size + longest - first)]  # of token 0, 1, ...
             parents.append(above[first:longest])
@@ -113,7 +113,7 @@ class WithLookup(Drafter):
 
 
 def _path_along(nodes: list[int], parents: list[int], tokens: list[int]) -> list[int]:
-    """Return the nodes of a tree that hold the first of these tokens, one below the other, from the root down."""
+    """Return the tree's nodes that hold the first of these tokens, one below the other, from the root down."""
     path = [0]
     children = dict(zip(zip(parents, nodes, strict=True), range(len(nodes)), strict=True))
     for token in tokens:

@@ -1,6 +1,6 @@
 """Prompts in the target's cache: rows of different length in one transformers cache.
 
-Row b's tokens lie left-aligned in its first lengths[b] places; what lies behind them is nothing, and no query sees it.
+Row b's tokens lie left-aligned in its first lengths[b] places; no query sees what lies behind them.
 
 Shapes: B rows, V vocabulary.
 """
@@ -21,14 +21,14 @@ from longspec.decode.twin import ReadTarget
 from longspec.families import check_target
 from longspec.models.target import check_splits, draft_device, group_of
 
-# logits_to_keep of a forward over prompts. An index, since of a slice of several rows torch copies the whole head for each row:
-# with 49,152 tokens on two cores 169 ms in place of 12 for one prompt, 9.5 s for 64 of them. A list, which transformers hands
-# on as an index: a tensor would be on the device where a spread target begins, and the hidden states are where it ends.
+# logits_to_keep of a forward over prompts. An index, since for a slice of several rows torch copies the whole head for each
+# row: with 49,152 tokens on two cores, 169 ms instead of 12 for one prompt, 9.5 s for 64. A list, which transformers makes an
+# index: a tensor would be on the device where a spread target begins, and the hidden states are where it ends.
 LAST = [-1]
 
 
 def check_decodable(target: Any) -> None:
-    """Raise ValueError for a target that has no weights or would not give its own text."""
+    """Raise ValueError if a target has no weights or would not give its own text."""
     check_target(target.config, target.config.name_or_path or "target")
     if (group := group_of(target)) is not None:
         check_splits(target.config, group.size(), target.config.name_or_path or "target")
@@ -54,9 +54,9 @@ def check_prompts(prompts: list[list[int]], vocabulary: int) -> None:
 
 @dataclass
 class Prefilled:
-    """Prompts, the target's cache over them, the logits [B, V] of the token after each, and what was asked for of the target.
+    """Hold prompts, the target's cache over them, the logits [B, V] of the token after each, and what a drafter reads.
 
-    reads: the names of all that was; hidden: states among them, [B, T, H] by name, left-aligned.
+    reads: the names of all that it reads; hidden: the hidden states among them, [B, T, H] by name, left-aligned.
 
     Any number of decodings may start here, one after the other: each works in this cache, behind the prompts, and leaves it as
     it was; the last one gives hidden states up when it has begun, and rows as they end.
@@ -74,7 +74,7 @@ class Prefilled:
     def lent(self, ahead: int) -> Iterator["Prefilled"]:
         """Lend prompts and cache to one decoding, with room for `ahead` tokens; the block's end cuts the cache to the prompts.
 
-        The lent cache has its own list of layers, so that replacing one of them leaves this cache's list as it is. Raises
+        The lent cache has its own list of layers: one that replaces a layer there does not change this cache. Raises
         RuntimeError while it is lent.
         """
         if not self._lent.acquire(blocking=False):
@@ -92,11 +92,11 @@ class Prefilled:
 
 @torch.inference_mode()
 def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[str, ...] = ()) -> Prefilled:
-    """Run the prompts' own forwards, one for all prompts of a length, by the target's own attention.
+    """Run the prompts' own forwards, one for all prompts of a length, with the target's own attention.
 
-    ahead: how many tokens a decoding will add, where that is known; room made later copies the cache. reads: of a drafter,
-    whose hidden states are kept, and its keys and values with all heads. Raises ValueError as of check_decodable and
-    check_prompts.
+    ahead: how many tokens a decoding will add, if that is known; room made later copies the cache. reads: what a drafter reads:
+    the hidden states to keep, and the keys and values to hold with all heads. Raises ValueError as check_decodable and
+    check_prompts do.
     """
     check_decodable(target)
     check_prompts(prompts, target.config.vocab_size)
@@ -118,7 +118,7 @@ def prefill(target: Any, prompts: list[list[int]], ahead: int = 0, reads: tuple[
         """Return [..., T, H] of all rows in their order, filled up with zeros on the right."""
         return torch.cat([pad(x, (0, 0, 0, longest - x.shape[-2])) for x in parts])[order.to(parts[0].device)]
 
-    for layer in whole.layers:  # one by one, so that one is held twice and not all
+    for layer in whole.layers:  # one by one, so that only one is held twice
         same = [cache.layers.pop(0) for cache, _, _ in parts]
         layer.add(together([each.keys for each in same]), together([each.values for each in same]))
     hidden = {name: together([each[name] for _, _, each in parts]) for name in parts[0][2]}

@@ -11,11 +11,11 @@ from transformers.generation.logits_process import TemperatureLogitsWarper, TopK
 
 from longspec.models.target import Group, tensor_of_first_rank
 
-NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises when it would become text
+NO_TOKEN = -1  # drawn where there is no distribution to draw from; the host raises an error when it would become text
 
 
 class Sampler:
-    """How the target's tokens are drawn. The warps are transformers' own, in its order: temperature, top-k, top-p.
+    """Draw the target's tokens. The warps are transformers' own, in its order: temperature, top-k, top-p.
 
     temperature 0 is greedy; top_k 0 and top_p 1 leave all tokens in; group: the ranks that hold the target together. The warps
     raise ValueError for values out of range.
@@ -47,7 +47,7 @@ class Sampler:
     def draw(self, p_NV: Tensor) -> Tensor:
         """Draw one token of each distribution, which need not be normalised, int64 [N].
 
-        The first of competing exponential clocks of rates p: unlike torch.multinomial it never waits for the device.
+        Take the first of competing exponential clocks of rates p: unlike torch.multinomial this never waits for the device.
         """
         clock_NV = torch.empty_like(p_NV).exponential_(generator=self.generator)
         return (p_NV / clock_NV.clamp_min(torch.finfo(p_NV.dtype).tiny)).argmax(-1)
@@ -57,16 +57,16 @@ class Sampler:
         return torch.where(p_NV.sum(-1).isfinite(), self.draw(p_NV), NO_TOKEN)
 
     def choose(self, logits_NV: Tensor) -> Tensor:
-        """Return the target's own next token, int64 [N]; when sampling NO_TOKEN where the logits make no distribution."""
+        """Return the target's next token of each row, int64 [N]; when sampling, NO_TOKEN where logits make no distribution."""
         return first_of_largest(logits_NV) if self.greedy else self.draw_own(self.log_probabilities(logits_NV).exp())
 
     def agreed(self, chosen: Tensor) -> Tensor:
-        """Return what rank 0 has chosen: the others' logits may differ in their last bits, and their draws then altogether."""
+        """Return what rank 0 chose: other ranks' logits may differ in their last bits, and then their draws altogether."""
         return tensor_of_first_rank(chosen, self.group)
 
 
 def first_of_largest(x_NV: Tensor) -> Tensor:
-    """Return argmax over the last dimension; on processors by blocks, whose largest number is found sooner than its place."""
+    """Return argmax over the last dimension; on processors by blocks: their largest number is found sooner than its place."""
     block = next((size for size in (1024, 512, 256, 128) if x_NV.shape[-1] % size == 0), 0)
     if x_NV.device.type != "cpu" or not block:
         return x_NV.argmax(-1)
@@ -77,7 +77,7 @@ def first_of_largest(x_NV: Tensor) -> Tensor:
 
 
 def check_drawn(tokens: Collection[int]) -> None:
-    """Raise RuntimeError, as torch.multinomial does, for a token of the text that could not be drawn."""
+    """Raise RuntimeError, as torch.multinomial does, if a token of the text could not be drawn."""
     if NO_TOKEN in tokens:
         raise RuntimeError(
             "the target's logits hold inf or NaN, so that no token can be drawn; decode greedily to look at them"

@@ -1,4 +1,4 @@
-"""Speculative decoding on a transformers target and cache: draft a tree, verify it in one forward, keep one path of it.
+"""Speculative decoding on a transformers target and cache: draft a tree, verify it in one forward, keep one of its paths.
 
 Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 tokens a round can bring, V vocabulary.
 """
@@ -29,7 +29,7 @@ from longspec.stopwatch import Stopwatch
 
 @dataclass
 class Decoded:
-    """The rows, and the seconds all of them took together; the prompts' own forwards are not in them."""
+    """Hold the rows, and the seconds that all of them took together, without the prompts' own forwards."""
 
     rows: list[Row]
     seconds: float
@@ -56,16 +56,16 @@ def speculate(
 ) -> Decoded:
     """Decode prompts of any lengths; greedy text is the target's own, sampled text has the target's own distribution.
 
-    shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens is called with a row's number
+    shape: tokens of a chain (int), the levels of a tree (LongSpec 3.3), or its budget; on_tokens: called with a row's number
     and its new tokens, in order; eos None: no token ends the text; generator: on the draft's device. Raises ValueError for
-    settings out of range and for target, drafter and prompts that do not go together; RuntimeError for a start from which
+    settings out of range, and if target, drafter and prompts do not go together. Raises RuntimeError for a start from which
     another decoding has not ended, and for logits from which no token can be drawn.
 
-    The target does not change: other decodings with drafters of their own, and plain generate, may run on it meanwhile.
+    The target does not change: other decodings with their own drafters, and plain generate, may run on it meanwhile.
 
-    Rows of different length share one left-aligned cache: a round costs each row the memory traffic of the longest one, and
-    the prefix then needs a mask. Rows that have ended leave the batch. Room in the cache for max_new_tokens is made at
-    once, within LONGEST_AHEAD.
+    Rows of different lengths share one left-aligned cache: a round costs each row the memory traffic of the longest one, and
+    the prefix then needs a mask. Rows that have ended leave the batch. Room for max_new_tokens is made in the cache at once,
+    within LONGEST_AHEAD.
     """
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens: must be 1 or more, is {max_new_tokens}")
@@ -102,7 +102,7 @@ def speculate(
 
 
 class _Run:
-    """The running rows' state on the device: the target's cache and where each row stands in it."""
+    """Hold the running rows' state on the device: the target's cache, and where each row stands in it."""
 
     def __init__(
         self, read: ReadTarget, drafter: Drafter, start: Prefilled, nodes: int, sampler: Sampler, texts: Texts
@@ -121,12 +121,12 @@ class _Run:
         self._leave_ended()
 
     def draft_input(self) -> DraftInput:
-        """Return the state of the rows at the beginning of a round."""
+        """Return the rows' state at the beginning of a round."""
         texts = [self.texts.whole[number] for number in self.texts.active]
         return DraftInput(texts, tuple(self.lengths), self.lengths_B, self.roots_B, self.read.cached(self.cache))
 
     def forward(self, tree: DraftTree) -> Tensor:
-        """Return the target's logits after each node, [B, S, V]; their keys and values are then in the cache."""
+        """Return the target's logits after each node, [B, S, V], and put the nodes' keys and values into the cache."""
         visibility = TreeVisibility(tuple(self.lengths), self.lengths_B, tree.seen_BSS, tree.depths_S, tree.depths_S)
         logits_BSV = self.read.model(
             tree.tokens_BS.clamp_min(0),  # nodes that are not there match nothing, whatever is computed for them
@@ -138,7 +138,7 @@ class _Run:
         return logits_BSV.to(self.lengths_B.device)  # of a spread target they are where the tokens of its last caller were
 
     def take(self, acceptance: Acceptance, tree: DraftTree) -> list[list[int]]:
-        """Make the kept path text; caches follow. Return the path's nodes; the round's transfer to the host is here."""
+        """Make the kept path text; the caches follow. Return each row's path. The round's transfer to the host is here."""
         told = (acceptance.kept_B[:, None], acceptance.tokens_BE, acceptance.path_BE)
         kept_and_tokens = torch.cat(told, dim=1).tolist()
         paths = [row[2 + tree.depth :][: row[0] + 1] for row in kept_and_tokens]
@@ -162,7 +162,7 @@ class _Run:
         return paths
 
     def _leave_ended(self) -> None:
-        """Go on without the rows whose text has ended; the others' caches are copied once then."""
+        """Go on without the rows whose text has ended; the others' caches are then copied once."""
         stay = [place for place, number in enumerate(self.texts.active) if not self.texts.rows[number].finish]
         if len(stay) == len(self.texts.active):
             return

@@ -13,7 +13,7 @@ OnTokens = Callable[[int, list[int]], None]
 
 @dataclass
 class Row:
-    """One text: its tokens after the prompt, and the drafted tokens kept in each round.
+    """Hold one text: its tokens after the prompt, and the number of drafted tokens kept in each round.
 
     The first token comes from the prompt's forward, in no round. A round brings the kept tokens and one of the target's own;
     a token that ends the text counts as the target's own. The last round may have brought more than were asked for.
@@ -25,7 +25,7 @@ class Row:
 
     @property
     def rounds(self) -> int:
-        """Count the forwards of the target, the prompt's left out."""
+        """Count the target's forwards, without the prompt's."""
         return len(self.accepted)
 
     @property
@@ -34,9 +34,9 @@ class Row:
         return sum(self.accepted) + len(self.accepted)
 
     def position_acceptance(self, depth: int) -> list[tuple[int, int]]:
-        """Return for each of the drafted tokens 1 .. depth how often it was kept, and how often all before it were.
+        """Return for each drafted token 1 .. depth how often it was kept, and how often all before it were kept.
 
-        The round that ended the text says nothing of the token that ended it.
+        The round that ended the text does not count for the token that ended it.
         """
         kept = [sum(count >= place for count in self.accepted) for place in range(depth + 1)]
         reached = kept[:-1]
@@ -52,10 +52,10 @@ def ends_of_text(target: Any, tokenizer: Any) -> set[int]:
 
 
 class Stops:
-    """Ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
+    """Find ends of text. As in transformers' StopStringCriteria a stop string may begin in the prompt, but a decoded token must
     complete it; that token stays whole.
 
-    Raises ValueError for stop strings that are empty or come without the target's tokenizer.
+    Raises ValueError if stop strings are empty, or come without the target's tokenizer.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Stops:
             raise ValueError(f"stop_strings: {strings!r}: give a list of strings, none of them empty")
         if strings and tokenizer is None:
             raise ValueError("stop_strings: tokens become text by the target's tokenizer; give it as tokenizer=...")
-        if isinstance(eos, Tensor):  # its elements are tensors, which are found in no set
+        if isinstance(eos, Tensor):  # its elements are tensors, which no set contains
             eos = eos.flatten().tolist()
         self.eos = {eos} if isinstance(eos, int) else {int(token) for token in eos or ()}
         self.strings, self.tokenizer = tuple(strings), tokenizer
-        # A token holds a byte or more, and a tokenizer may strip the first one's space or leave half a character there.
+        # A token holds at least one byte; a tokenizer may strip the first one's space, or leave half a character there.
         self.reach = max((len(string.encode()) for string in strings), default=0) + 4
 
     def end(self, before: list[int], new: list[int]) -> int | None:
-        """Return the place in `new`, which follows the tokens `before`, of the token that ends the text; None if none does."""
+        """Return the place in `new` of the token that ends the text; None if none does. before: the tokens before `new`."""
         tail = before[-self.reach :]
         for place, token in enumerate(new):
             if token in self.eos or (self.strings and self._completes(tail, token)):
@@ -84,13 +84,13 @@ class Stops:
     def _completes(self, tail: list[int], token: int) -> bool:
         """Tell whether a stop string ends within what this token adds to the text."""
         old, text = (self.tokenizer.decode(ids, clean_up_tokenization_spaces=False) for ids in (tail, [*tail, token]))
-        # Character by character, since a token may also complete a character that was begun before.
+        # Character by character, since a token may also complete a character that began before it.
         same = len(commonprefix([old, text]))  # noqa: RUF071
         return any(text.find(string, max(0, same - len(string) + 1)) >= 0 for string in self.strings)
 
 
 class Texts:
-    """The texts decoded so far, on the host."""
+    """Hold the texts decoded so far, on the host."""
 
     def __init__(self, prompts: list[list[int]], stops: Stops, max_new_tokens: int, on_tokens: OnTokens | None) -> None:
         self.rows = [Row() for _ in prompts]
@@ -99,7 +99,7 @@ class Texts:
         self.stops, self.max_new_tokens, self.on_tokens = stops, max_new_tokens, on_tokens
 
     def add(self, number: int, new: list[int]) -> int:
-        """Take in a row's new tokens up to the text's end; return how many drafted tokens count as kept, all but the last."""
+        """Take in a row's new tokens up to the text's end; return how many of them count as kept drafts, all but the last."""
         row = self.rows[number]
         end = self.stops.end(self.whole[number], new)
         kept = len(new) - 1 if end is None else end

@@ -1,7 +1,7 @@
-"""Draft trees: nodes level by level, each level of one size, the root being the newest token of the text; then one branch.
+"""Draft trees: the root is the text's newest token; then come levels of nodes, each of one size, then one branch.
 
 Shapes: B rows, S nodes with the root, W nodes of a level, C nodes of the next level, D depth, V vocabulary, T the target's
-vocabulary where the draft's is a part of it.
+vocabulary if the draft's is a part of it.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ NOTHING = -1  # the token of a node that is not there, and the parent of the roo
 
 @dataclass(frozen=True)
 class DraftToTarget:
-    """From the tokens of a draft vocabulary to the target's: token n is the target's ids_V[n], of `size`, T, tokens."""
+    """Map the tokens of a draft vocabulary to the target's: token n is the target's ids_V[n], of `size`, T, tokens."""
 
     ids_V: Tensor
     size: int
@@ -31,10 +31,10 @@ class DraftToTarget:
 
 @dataclass
 class DraftTree:
-    """Tokens that may follow each row's root. Node 0 is the root, then come the levels; all rows have the same levels.
+    """Hold tokens that may follow each row's root. Node 0 is the root, then come the levels; all rows have the same levels.
 
-    parents_BS holds node numbers; seen_BSS[b, s, t] says that t is s or above it. drawn_BSV: the distribution each node was
-    drawn from, for chains of which every token was; None: the nodes were chosen. promised: of a tree by a budget, for each row
+    parents_BS: node numbers; seen_BSS[b, s, t]: whether t is s or above it. drawn_BSV: the distribution that each node was
+    drawn from, for a chain with all tokens drawn; None: the nodes were chosen. promised: for a tree by a budget, for each row
     and node, how likely one of its children is kept.
     """
 
@@ -52,9 +52,9 @@ class DraftTree:
         return self.tokens_BS.shape[1] == self.depth + 1
 
     def with_branch(self, parents_BL: Tensor, tokens_BL: Tensor, first_depth: int) -> "DraftTree":
-        """Return this tree and L more nodes, the first of them `first_depth` below the root, each one deeper than the last.
+        """Return this tree with L more nodes, each one deeper than the last, the first of them `first_depth` below the root.
 
-        parents_BL: nodes of the new tree, each before its child.
+        parents_BL: for each new node its parent's number in the new tree; parents come before their children.
         """
         old, count = self.tokens_BS.shape[1], tokens_BL.shape[1]
         seen_BSS = F.pad(self.seen_BSS, (0, count, 0, count))
@@ -74,9 +74,9 @@ class DraftTree:
 
 
 class TreeBuilder:
-    """A tree that grows by one level at a time, from its root on.
+    """Grow a tree by one level at a time, from its root on.
 
-    draft_to_target: of the vocabulary over which the draft's distributions are; None: over the target's own.
+    draft_to_target: maps the vocabulary of the draft's distributions; None: it is the target's own.
     """
 
     def __init__(self, roots_B: Tensor, draft_to_target: DraftToTarget | None = None) -> None:
@@ -90,17 +90,17 @@ class TreeBuilder:
 
     @property
     def nodes(self) -> int:
-        """Return S so far."""
+        """Return the number of nodes so far, S."""
         return sum(self.sizes)
 
     @property
     def depths_S(self) -> Tensor:
-        """Return how deep each node lies; the root at 0."""
+        """Return the depth of each node; the root's is 0."""
         device = self.tokens[0].device
         return torch.cat([torch.full((size,), depth, device=device) for depth, size in enumerate(self.sizes)])
 
     def add(self, parents_BC: Tensor, tokens_BC: Tensor) -> None:
-        """Add a level of the target's tokens; parents are numbered within the level above."""
+        """Add a level of tokens, as the target numbers them; parents are numbered within the level above."""
         first, size = self.nodes - self.sizes[-1], tokens_BC.shape[1]
         self.tokens.append(tokens_BC)
         self.parents.append(parents_BC + first)
@@ -111,10 +111,10 @@ class TreeBuilder:
         self.sizes.append(size)
 
     def grow_all(self, levels: Levels, sampler: Sampler, logits: Callable[[], Tensor]) -> None:
-        """Add all levels; `logits` says what may follow each node of the newest one, [B, W, V].
+        """Add all levels. logits: returns what may follow each node of the newest level, [B, W, V].
 
-        Chains are drawn from the draft where the target's tokens are drawn, as verify.py wants; the nodes of trees are chosen.
-        Of a greedy chain the likeliest token is all that is asked for, so that no distribution over the vocabulary is made.
+        When the target's tokens are drawn, chains are drawn from the draft, as verify.py needs; nodes of trees are chosen. A
+        greedy chain needs its likeliest tokens only, so that no distribution over the vocabulary is made.
         """
         is_chain = all(size == 1 for size in levels)
         for size in levels:
@@ -133,25 +133,25 @@ class TreeBuilder:
         return tokens if self.draft_to_target is None else self.draft_to_target.ids_V[tokens]
 
     def likeliest(self, logits_BWV: Tensor, size: int, sampler: Sampler) -> Tensor:
-        """Return, for the `size` likeliest children of the newest level by their paths, scores, parents and tokens, [3, B, C].
+        """Return scores, parents and tokens, [3, B, C], of the `size` likeliest children of the newest level by their paths.
 
-        In float64, which holds all of them.
+        In float64, which holds all three.
         """
         log_q_BWV = sampler.log_probabilities(logits_BWV.flatten(0, 1)).unflatten(0, logits_BWV.shape[:2])
         parents_BC, tokens_BC = self._choose(log_q_BWV, size)
         return torch.stack([each.double() for each in (self.scores_BW, parents_BC, self.of_target(tokens_BC))])
 
     def _draw(self, log_q_BWV: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-        """Return the parents and the next tokens of chains, as the draft numbers them."""
+        """Return the parents and next tokens of chains, as the draft numbers them."""
         q_BV = log_q_BWV[:, 0].exp()
         tokens_B1 = sampler.draw(q_BV)[:, None]
         self.drawn.append(q_BV if self.draft_to_target is None else self.draft_to_target.over_target(q_BV))
         return torch.zeros_like(tokens_B1), tokens_B1
 
     def _choose(self, log_q_BWV: Tensor, size: int) -> tuple[Tensor, Tensor]:
-        """Return parents and tokens of the `size` likeliest among all children of the newest level by their whole paths.
+        """Return parents and tokens of the `size` likeliest children of the newest level, by their whole paths.
 
-        A beam of drafts (LongSpec 3.3).
+        This is a beam of drafts (LongSpec 3.3).
         """
         per_parent = min(size, log_q_BWV.shape[-1])
         best_BWK, tokens_BWK = log_q_BWV.topk(per_parent, dim=-1)
@@ -169,7 +169,7 @@ class TreeBuilder:
 
 
 def chains(roots_B: Tensor, tokens_BD: Tensor) -> DraftTree:
-    """Return one chosen chain a row; NOTHING fills up the shorter ones."""
+    """Return one chosen chain per row; NOTHING fills up the shorter ones."""
     tokens_BS = torch.cat([roots_B[:, None], tokens_BD], dim=1)
     depth = tokens_BD.shape[1]
     depths_S = torch.arange(depth + 1, device=roots_B.device)

@@ -1,7 +1,7 @@
-"""The target as a drafter reads it while a text is decoded, beside the target itself, which does not change.
+"""The target as a drafter reads it while a text is decoded. The target itself does not change.
 
-transformers chooses a module's attention by the module's `config`. The twin is a second tree of modules that differs in the
-configuration alone, and hands over the hidden states that it was asked for.
+transformers chooses a module's attention by the module's `config`. The twin is a second tree of modules that differs only in
+the configuration, and hands over the hidden states that were asked for.
 
 Shapes: B rows, S tokens of a forward, E tokens of a path, H hidden width.
 """
@@ -22,10 +22,10 @@ from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, layer_of, layer
 def twin_with(model: Any, attention: str) -> Any:
     """Return a twin of the model that runs with the attention registered under this name.
 
-    Modules without children are those of the model itself; the others hold its dictionaries of parameters, buffers and hooks,
-    not copies: what is moved, loaded or hooked in one tree is so in the other. A module that is exchanged later is not, so a
-    twin, which takes no tensor and no time, is made anew for each text. Raises ValueError for a model with a replaced `forward`
-    that cannot be told to run in the twin.
+    Modules without children are the model's own. The others share its dictionaries of parameters, buffers and hooks: what is
+    moved, loaded or hooked in one tree is so in the other. A module that is exchanged later is not, so make a new twin for each
+    text; it takes no tensor and no time. Raises ValueError if a module's `forward` was replaced by what cannot run in the
+    twin.
     """
     twins: dict[int, Any] = {}
     configs: dict[int, Any] = {}  # as deepcopy keeps them: one copy of each
@@ -50,7 +50,7 @@ def twin_with(model: Any, attention: str) -> Any:
 
 
 def _rebound(value: Any, twins: dict[int, Any]) -> Any:
-    """Return a method or a partial call of modules, as libraries put them in place of `forward`, with their twins instead."""
+    """Return a method or a partial call that a library put in place of `forward`, with twins in place of its modules."""
     if isinstance(value, MethodType) and id(value.__self__) in twins:
         return MethodType(value.__func__, twins[id(value.__self__)])
     if isinstance(value, partial):
@@ -59,7 +59,7 @@ def _rebound(value: Any, twins: dict[int, Any]) -> Any:
 
 
 class ReadTarget:
-    """A target with some attention, and the hidden states [B, S, H] of its last forward, by name."""
+    """Hold a target with some attention, and the hidden states [B, S, H] of its last forward, by name."""
 
     def __init__(self, target: Any, attention: str, reads: tuple[str, ...]) -> None:
         self.model, self.hidden = twin_with(target, attention), dict[str, Tensor]()
@@ -72,7 +72,7 @@ class ReadTarget:
             vars(module)["forward"] = self._keeping(name, module.forward)
 
     def _keeping(self, name: str, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a forward that keeps the hidden states that a layer is given, or that the whole model gives."""
+        """Return a forward that keeps the hidden states that a layer gets, or that the whole model returns."""
 
         def run(*arguments: Any, **named: Any) -> Any:
             if name != FINAL:
@@ -85,13 +85,13 @@ class ReadTarget:
         return run
 
     def cached(self, cache: Cache) -> dict[str, Tensor]:
-        """Return the keys and values that are read, out of the target's cache."""
+        """Return the keys and values that the drafter reads, out of the target's cache, by name."""
         layers = {name: cache.layers[layer_of(name)] for name in self._cached}
         found = {name: layer.keys if name.startswith(KEYS) else layer.values for name, layer in layers.items()}
         return {name: x_BKTD.to(self._device) for name, x_BKTD in found.items()}
 
     def hidden_of(self, path_BE: Tensor) -> dict[str, Tensor]:
-        """Return the hidden states of these tokens of the last forward, [B, E, H]."""
+        """Return the hidden states of a path's tokens in the last forward, [B, E, H] by name."""
         return {
             name: hidden_BSH.gather(1, path_BE[:, :, None].expand(-1, -1, hidden_BSH.shape[2]))
             for name, hidden_BSH in self.hidden.items()

@@ -14,7 +14,7 @@ from longspec.decode.tree import NOTHING, DraftTree
 
 @dataclass
 class Acceptance:
-    """For each row: the path of nodes from the root, how many drafted tokens on it stay, and the tokens that follow the root.
+    """Hold for each row the path of nodes from the root, the number of kept drafted tokens, and the tokens after the root.
 
     Valid are path_BE[b, : kept_B[b] + 1] and tokens_BE[b, : kept_B[b] + 1]: the kept tokens and one of the target's own.
     """
@@ -24,14 +24,14 @@ class Acceptance:
     tokens_BE: Tensor
 
     def agreed(self, sampler: Sampler) -> "Acceptance":
-        """Return that of rank 0, for all ranks that hold the target."""
+        """Return rank 0's acceptance, on all ranks that hold the target."""
         return Acceptance(*map(sampler.agreed, (self.path_BE, self.kept_B, self.tokens_BE)))
 
 
 def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
-    """Walk down from the root by the rule that fits how the tree was made, without a word to the host.
+    """Walk down from the root by the rule that fits how the tree was made, without a transfer to the host.
 
-    logits_BSV: the target's after each node.
+    logits_BSV: the target's, after each node.
     """
     if tree.is_chain and tree.drawn_BSV is None:
         return _along_chain(logits_BSV, tree, sampler)
@@ -53,12 +53,12 @@ def verify_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accept
 
 
 def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
-    """Return the target's next token and the child that holds it, or NOTHING: for children that were chosen, as greedily.
+    """Return the target's next token, and the child that holds it or NOTHING; for children that were chosen, or greedy text.
 
-    The token is drawn from the target's distribution p before it is compared with the children, which do not depend on the
-    draw, so each token of the text has law p whatever the tree is. No exact rule keeps more: the emitted token has law p and
-    is a child with probability p(children), which is how often this rule goes down (trying the children one by one, each
-    accepted by what p has left, gives the same law with more draws).
+    The token is drawn from the target's distribution p before it is compared with the children. They do not depend on the draw,
+    so each token of the text has law p whatever the tree is. No exact rule keeps more: the emitted token has law p and is a
+    child with probability p(children), which is how often this rule goes down. (To try the children one by one, each accepted
+    by what p has left, gives the same law with more draws.)
     """
     token_B = sampler.choose(logits_BV)
     matches_BS = (tree.parents_BS == node_B[:, None]) & (tree.tokens_BS == token_B[:, None])
@@ -66,14 +66,14 @@ def _chosen(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler
 
 
 def _along_chain(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
-    """Follow the rule of _chosen for a chain, at all of its nodes at once: how far the target's tokens are the chain's."""
+    """Follow the rule of _chosen for a chain, at all of its nodes at once: find how far the target's tokens are the chain's."""
     tokens_BE = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     kept_B = (tree.tokens_BS[:, 1:] == tokens_BE[:, :-1]).cumprod(dim=1).sum(dim=1)
     return Acceptance(tree.depths_S.expand_as(tokens_BE), kept_B, tokens_BE)
 
 
 def _along_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Acceptance:
-    """Follow the rule of _chosen greedily, at all nodes at once: one stays if it and all above it are what the target says."""
+    """Follow the rule of _chosen greedily, at all nodes at once: one stays if it and all above it are the target's tokens."""
     tokens_BS = sampler.choose(logits_BSV.flatten(0, 1)).unflatten(0, logits_BSV.shape[:2])
     said_BS = tokens_BS.gather(1, tree.parents_BS.clamp_min(0)) == tree.tokens_BS
     said_BS[:, 0] = True  # the root
@@ -88,9 +88,9 @@ def _along_tree(logits_BSV: Tensor, tree: DraftTree, sampler: Sampler) -> Accept
 def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler) -> tuple[Tensor, Tensor]:
     """Return the next token and its node, or NOTHING, in a chain drawn from the draft's q (Leviathan et al. 2023, 2.3).
 
-    The drawn x stays with probability min(1, p(x) / q(x)), else a token is drawn from max(0, p - q): token t then comes with
-    min(p(t), q(t)) + max(0, p(t) - q(t)) = p(t). It keeps sum_t min(p(t), q(t)) of the tokens, where the draft's best token,
-    chosen, would be kept with its p alone: hence chains are drawn when the target's tokens are.
+    The drawn x stays with probability min(1, p(x) / q(x)); else a token is drawn from max(0, p - q). Token t then comes with
+    min(p(t), q(t)) + max(0, p(t) - q(t)) = p(t). This keeps sum_t min(p(t), q(t)) of the tokens; the draft's best token, if it
+    were chosen, would be kept with its p alone. Hence chains are drawn when the target's tokens are.
     """
     assert tree.drawn_BSV is not None
     rows_B = torch.arange(len(node_B), device=node_B.device)
@@ -101,7 +101,7 @@ def _drawn(logits_BV: Tensor, tree: DraftTree, node_B: Tensor, sampler: Sampler)
     u_B = torch.rand(len(node_B), dtype=p_BV.dtype, device=p_BV.device, generator=sampler.generator)
     stays_B = has_child_B & (u_B * q_BV[rows_B, x_B] < p_BV[rows_B, x_B])
     rest_BV = (p_BV - q_BV * has_child_B[:, None]).clamp_min(0)
-    # Where p is q to the last bit there is no rest, and x stays but for rounding.
+    # Where p is q to the last bit nothing is left, and x stays but for rounding.
     rest_BV = torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
     token_B = torch.where(stays_B, x_B, sampler.draw_own(rest_BV))
     return token_B, torch.where(stays_B, child_B, NOTHING)
