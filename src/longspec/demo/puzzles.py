@@ -1,4 +1,4 @@
-"""Long chain-of-thought made here: number puzzles, solved by a backtracking search that writes down its reasoning."""
+"""Long chain-of-thought made here: number puzzles, solved by a backtracking search that writes its reasoning down."""
 
 import random
 from collections.abc import Iterator
@@ -8,9 +8,9 @@ from typing import Any
 MIN_CHARACTERS, MAX_CHARACTERS = 750, 6500
 LARGEST = 999  # no intermediate result above it
 TARGETS = range(20, 200)
-# How many steps the search tries from a set of numbers, by the set's size: it prunes, so it may fail.
+# How many steps the search tries from a set of numbers, by the set's size. It prunes, so it may fail.
 TRIES = {6: 2, 5: 2, 4: 3, 3: 3}
-SLIPS = 0.08  # share of steps told with a slip of the tongue that is corrected
+SLIPS = 0.08  # share of steps that are said with a slip, which is corrected at once
 
 PROBLEMS = (
     "Use the numbers {numbers} and the operations + - * / to reach {target}. Each number may be used at most once.",
@@ -22,7 +22,7 @@ PROBLEMS = (
 )
 
 
-# Three narrators: the sentences of a search by what they say.
+# Three narrators: for each, the sentences of a search by what they say.
 STYLES = (
     {
         "start": "I have {numbers} and want {target}.",
@@ -65,7 +65,7 @@ STYLES = (
 
 @dataclass(frozen=True)
 class Term:
-    """A number in hand: its value, how it is written, the equations that made it, the given numbers it uses."""
+    """Hold a number: its value, how it is written, the equations that made it, and the given numbers that it uses."""
 
     value: int
     expression: str
@@ -77,11 +77,11 @@ Move = tuple[int, int, int, str]  # the result, where the larger and the smaller
 
 
 class TooLongError(Exception):
-    """The search wrote more than a record may hold."""
+    """Say that the search wrote more than a record may hold."""
 
 
 def _moves(terms: list[Term]) -> list[Move]:
-    """The steps with a positive whole number in bounds as result, those apart that change nothing."""
+    """Return the steps whose result is a positive whole number in bounds, without those that change nothing."""
     moves = []
     for i in range(len(terms)):
         for j in range(i):
@@ -93,7 +93,7 @@ def _moves(terms: list[Term]) -> list[Move]:
 
 
 def _taken(terms: list[Term], move: Move) -> list[Term]:
-    """The terms after a step, the one that it makes last."""
+    """Return the terms after a step; the one that it makes comes last."""
     value, high, low, operator = move
     a, b = terms[high], terms[low]
     left, right = (f"({term.expression})" if term.equations else term.expression for term in (a, b))
@@ -107,7 +107,7 @@ def _numbers(terms: list[Term]) -> str:
 
 
 class Search:
-    """A depth-first search that tells what it does; `lines` is the story so far."""
+    """Search depth-first and say what is done; `lines` is the story so far."""
 
     def __init__(self, target: int, style: dict[str, str], rng: random.Random) -> None:
         self.target, self.style, self.rng = target, style, rng
@@ -123,7 +123,7 @@ class Search:
             raise TooLongError
 
     def solve(self, terms: list[Term], back: str) -> Term | None:
-        """Return the term that equals the target, or None; `back` names the numbers to return to."""
+        """Return the term that equals the target, or None. back: names the numbers to return to."""
         state, numbers = tuple(sorted(term.value for term in terms)), _numbers(terms)
         if state in self.seen:
             self.say("seen", numbers=numbers, back=back)
@@ -145,7 +145,7 @@ class Search:
         return None
 
     def rank(self, move: Move) -> float:
-        """Say how little a step promises: far from the target is bad, chance has its say."""
+        """Return how little a step promises: its distance from the target, and chance."""
         distance = abs(move[0] - self.target) / self.target
         return min(distance, 2.0) + 1.5 * self.rng.random()
 
@@ -159,7 +159,7 @@ class Search:
             self.say("attempt", equation=equation, left=left)
 
     def last_two(self, terms: list[Term], back: str) -> Term | None:
-        """Try everything that two numbers allow."""
+        """Try everything that two numbers allow; return the term that equals the target, or None."""
         results = [_taken(terms, move)[-1] for move in _moves(terms)]
         hit = next((number for number, term in enumerate(results) if term.value == self.target), None)
         told = results if hit is None else results[: hit + 1]
@@ -169,7 +169,7 @@ class Search:
 
 
 def _puzzle(rng: random.Random) -> tuple[list[int], int]:
-    """Numbers and a target that some expression over most of them reaches, and no single step."""
+    """Return numbers, and a target that some expression over most of them reaches, but no single step."""
     while True:
         count = rng.choice((4, 4, 5, 5, 6))
         numbers = [rng.choice((25, 50, 75, 100)) if rng.random() < 0.1 else rng.randint(2, 20) for _ in range(count)]
@@ -186,7 +186,7 @@ def _puzzle(rng: random.Random) -> tuple[list[int], int]:
 
 
 def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:
-    """Return one puzzle and its story; None when the search gave up, or the story is too short or too long."""
+    """Return a puzzle's key and record; None if the search gave up, or if the story is too short or too long."""
     numbers, target = _puzzle(rng)
     search = Search(target, rng.choice(STYLES), rng)
     listed = ", ".join(map(str, numbers))
@@ -209,7 +209,7 @@ def _attempt(rng: random.Random) -> tuple[str, dict[str, Any]] | None:
 
 
 def generate(records: int, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and record of each puzzle; record number i is a function of (seed, i) alone."""
+    """Yield the key and record of each puzzle; record number i is a function of (seed, i) alone."""
     for index in range(records):
         rng = random.Random(f"{seed}:{index}")
         made = None

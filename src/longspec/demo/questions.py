@@ -1,7 +1,7 @@
-"""Questions and instructions made of Python's own library, for a target to answer: `{messages: [{role: user, content}]}`.
+"""Questions and instructions about Python's own library, for a target to answer: `{messages: [{role: user, content}]}`.
 
-A question's key is the file of its module: those on one module are all trained on or all held out, and what two modules say
-in the same words is asked about in the first of them alone.
+A question's key is the file of its module: all questions on a module are trained on, or all are held out. What two modules say
+in the same words is asked about in the first of them only.
 """
 
 import random
@@ -13,19 +13,19 @@ from typing import Any
 
 from longspec.demo.stdlib import Unit, read_units
 
-# Fewer words of a first sentence name nothing to write or to explain ("Close the file").
+# A first sentence of fewer words names nothing to write or to explain ("Close the file").
 FEWEST_WORDS = 5
-MOST_UNITS = 40  # of one module, or a single large one (tkinter) would be asked about in every tenth question
-SHORTEST_TEXT = 80  # characters of a documentation or of code that is worth a question
+MOST_UNITS = 40  # of one module; else a single large one (tkinter) would be asked about in every tenth question
+SHORTEST_TEXT = 80  # characters of documentation or code that are worth a question
 KINDS = ("module", "class", "function")
 Subject = tuple[Unit, dict[str, str]]  # a unit and its parts as the wordings name them
-# Wordings about a documentation or code are followed by it.
+# Wordings about documentation or code are followed by it.
 ENDS = {"documentation": "\n\n{documentation}", "code": "\n\n```python\n{code}\n```"}
 
 
 @dataclass(frozen=True)
 class Task:
-    """One kind of question. about: the part of a unit that it asks about; kinds: of which units; weight: how often."""
+    """Hold one kind of question. about: the part of a unit that it asks about; kinds: of which units; weight: how often."""
 
     about: str  # name | sentence | request | documentation | code
     weight: int
@@ -33,9 +33,9 @@ class Task:
     wordings: tuple[str, ...]
 
 
-# In braces stand parts of a unit: its name, documentation, code; the documentation's first sentence; a request, which is this
+# Braces hold parts of a unit: its name, documentation, code; the documentation's first sentence; a request, which is this
 # sentence as an order ("return the sum"); the name of another unit of the same module.
-# Of each task the part that it is about, its weight, the kind of unit where it is for one alone, and its wordings.
+# For each task: the part that it is about, its weight, the kind of unit if there is only one, and its wordings.
 TEXT = """
 name 4
     What does {name} do?
@@ -122,7 +122,7 @@ def _tasks() -> list[Task]:
 
 TASKS = _tasks()
 
-# Verbs with which a docstring begins that says what to do; what begins otherwise is no order.
+# Verbs that begin a docstring which says what to do; a docstring that begins otherwise is no order.
 ORDERS = (
     "add append build calculate change check clear compare compile compute convert copy count create decode delete determine "
     "display encode execute expand extract fill find fix format generate get give guess handle insert iterate join list load "
@@ -131,7 +131,7 @@ ORDERS = (
     "turn update validate verify walk wrap write yield"
 )
 VERBS = ORDERS.split()
-# The same as statements.
+# The same verbs as statements.
 STATEMENTS = {f"{verb}{'es' if verb.endswith(('ch', 'x', 'ss', 'sh')) else 's'}": verb for verb in VERBS} | {
     "copies": "copy",
     "modifies": "modify",
@@ -147,7 +147,7 @@ def request_of(sentence: str) -> str:
 
 
 def _parts(unit: Unit, others: list[str]) -> dict[str, str]:
-    """What the wordings may name of a unit, "" for what it has not; others: the units of its module."""
+    """Return what the wordings may name of a unit, "" for what it lacks. others: names of the units of its module."""
     sentence = unit.sentence if len(unit.sentence.split()) >= FEWEST_WORDS else ""
     return {
         "name": unit.name,
@@ -160,7 +160,7 @@ def _parts(unit: Unit, others: list[str]) -> dict[str, str]:
 
 
 def _subjects(folder: Path | None, rng: random.Random) -> list[Subject]:
-    """The units of the library with their parts, of a module that has more than MOST_UNITS so many.
+    """Return the library's units with their parts, at most MOST_UNITS of each module.
 
     What an earlier module says in the same words is left out of the parts.
     """
@@ -181,10 +181,10 @@ def _subjects(folder: Path | None, rng: random.Random) -> list[Subject]:
 def generate(
     records: int, seed: int, min_characters: int = 0, max_characters: int = 4000, folder: Path | None = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Key and record of `records` different questions of min_characters..max_characters; of the library in `folder`.
+    """Yield key and record of `records` different questions of min_characters..max_characters, of the library in `folder`.
 
-    A function of the arguments and the library; fewer records are the first of more. Raises ValueError when the library
-    has not enough to ask about.
+    They depend on arguments and library alone; fewer records are the first of more. Raises ValueError if the library has not
+    enough to ask about.
     """
     rng = random.Random(f"{seed}:questions")
     subjects = _subjects(folder, rng)

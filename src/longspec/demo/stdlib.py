@@ -1,6 +1,6 @@
 """The sources of Python's own standard library: real text that every machine has.
 
-Modules as they are, and their public classes and functions, read as syntax trees: nothing of them is imported or run.
+Modules as they are, and their public classes and functions, read as syntax trees: nothing is imported or run.
 """
 
 import ast
@@ -24,19 +24,19 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def read_modules(folder: Path) -> Iterator[tuple[str, str | None]]:
-    """Relative path and text of every module, sorted; None for a file that is empty, generated or not UTF-8."""
+    """Yield the relative path and text of every module, sorted; None for a file that is empty, generated or not UTF-8."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.py") if path.is_file())
     for name in names:
         if LEFT_OUT_FOLDERS.intersection(name.split("/")):
             continue
         text = (folder / name).read_text(encoding="utf-8", errors="surrogateescape")
-        # A table that a program wrote is no text a person reads, and huge.
+        # A table that a program wrote is huge, and no text that a person reads.
         is_generated = name in GENERATED_FILES or GENERATED_NOTICE.search(text[:NOTICE_CHARACTERS])
         yield name, text if text.strip() and not _UNUSABLE.search(text) and not is_generated else None
 
 
 def generate(min_characters: int = 0, as_source: str | None = None) -> Iterator[tuple[str, dict[str, Any] | None]]:
-    """Key and record of every module; None in place of one that is unusable or shorter than `min_characters`."""
+    """Yield key and record of every module; None for a module that is unusable or shorter than `min_characters`."""
     source = {} if as_source is None else {"source": as_source}
     for name, text in read_modules(Path(sysconfig.get_path("stdlib"))):
         kept = text is not None and len(text) >= min_characters
@@ -45,8 +45,8 @@ def generate(min_characters: int = 0, as_source: str | None = None) -> Iterator[
 
 @dataclass(frozen=True)
 class Unit:
-    """A module, class or function. path: the file's, relative to the library; documentation: its docstring, "" for none; code:
-    all of its source, a function's without its docstring.
+    """Hold a module, class or function. path: its file's, relative to the library; documentation: its docstring, "" for none;
+    code: its whole source, a function's without its docstring.
     """
 
     path: str
@@ -74,7 +74,7 @@ def _is_private(name: str) -> bool:
 
 
 def _definitions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[str, Definition]]:
-    """Yield the public classes and functions of a body, with their names; of a class its methods too."""
+    """Yield the public classes and functions of a body, with their names; a class's methods follow it."""
     for node in body:
         if isinstance(node, Definition) and not _is_private(node.name):
             name = f"{prefix}.{node.name}"
@@ -93,7 +93,7 @@ def units_of(path: str, text: str) -> Iterator[Unit]:
 
 
 def _code(node: Definition, lines: list[str]) -> str:
-    """Return a definition's source, without indentation; of a function without the docstring, which would tell what it does."""
+    """Return a definition's source without indentation, and a function's without its docstring, which says what it does."""
     kept = lines[node.lineno - 1 : node.end_lineno]
     first = node.body[0]
     alone = first.lineno > node.lineno and len(node.body) > 1 and node.body[1].lineno > (first.end_lineno or 0)
@@ -103,13 +103,13 @@ def _code(node: Definition, lines: list[str]) -> str:
 
 
 def _documentation(node: ast.Module | Definition) -> str:
-    """Return a docstring without indentation; none where it holds characters that records may not have."""
+    """Return a docstring without indentation; "" if it holds characters that records may not have."""
     text = ast.get_docstring(node, clean=False) or ""
     return "" if _UNUSABLE.search(text) else inspect.cleandoc(text).strip()
 
 
 def read_units(folder: Path | None = None) -> Iterator[Unit]:
-    """Yield all public units of a library, this Python's own unless a folder is given, in the order of their files' names."""
+    """Yield all public units of a library in the order of their files' names; folder: None for this Python's own library."""
     for path, text in read_modules(folder or Path(sysconfig.get_path("stdlib"))):
         if text is not None and not _is_private(module_name(path)):
             yield from units_of(path, text)
