@@ -1,5 +1,5 @@
-"""From raw text and a target LLM to a measured draft model: `snakemake final_draft`. Where everything lies:
-src/longspec/workflow/paths.py; each job has a log in logs/.
+"""From raw text and a target LLM to a measured draft model: `snakemake final_draft`. src/longspec/workflow/paths.py says where
+everything lies; each job has a log in logs/.
 """
 
 import sys
@@ -16,8 +16,8 @@ from longspec.workflow.plan import check_frozen, freeze_runtime
 min_version("9.19")
 
 
-# Used with `--software-deployment-method apptainer` alone: an image of yours in which this package is installed
-# (pip install -c constraints.txt '.[train,gpu]'). Without it jobs run in the environment that runs Snakemake.
+# Used only with `--software-deployment-method apptainer`: an image of yours in which this package is installed
+# (pip install -c constraints.txt '.[train,gpu]'). Otherwise jobs run in the environment that runs Snakemake.
 container: "longspec.sif"
 
 
@@ -34,7 +34,7 @@ include: "rules/pages.smk"
 include: "rules/upstream.smk"
 
 
-# Before the first job of a call, in the Snakemake that controls it alone, and not in a dry run.
+# Before a call's first job, only in the Snakemake that controls the call, and not in a dry run.
 onstart:
     needed = list(workflow.dag.needrun_jobs())
     planned = defaultdict(list)
@@ -47,7 +47,7 @@ onstart:
         stages = [asked_stage(job.wildcards) for job in planned["train"]]
         NEEDS.check_shares({stage: PLAN.configs[stage] for stage in stages})
         for job in set(workflow.dag.jobs).difference(needed):
-            # Each job that trains gets its runtime.yaml anew.
+            # Each job that trains gets a new runtime.yaml.
             if job.rule.name in ("stage_config", "build_config"):
                 if not job.output[0].endswith("runtime.yaml"):
                     check_frozen(job.output[0], job.params.text)
@@ -68,7 +68,7 @@ onsuccess:
     remove_states()
 
 
-# A stage may be trained, and what comes after it have failed.
+# A stage may have been trained even if a job after it failed.
 onerror:
     remove_states()
 

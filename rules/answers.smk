@@ -1,8 +1,8 @@
-# Answers by the target itself to a dataset's questions (data.<name>.regenerate), in the place of those it came with.
+# Answers by the target itself to a dataset's questions (data.<name>.regenerate), in place of the answers it came with.
 
 
-# One job a shard. Of what is in the folder only shard.json is declared: Snakemake deletes what a failed job declares, and the
-# next one goes on from the records that are done.
+# One job per shard. Only shard.json is declared of what is in the folder: Snakemake deletes what a failed job declares, and the
+# next job goes on from the records that are done.
 rule answer:
     input:
         raw=paths.RAW,
@@ -33,7 +33,7 @@ rule answer:
         " --shard {wildcards.part:q} --num-shards {wildcards.parts:q} --out {output:q} > {log:q} 2>&1"
 
 
-# A server that runs elsewhere: the job needs no GPU, so a profile has other resources for it.
+# A server that runs elsewhere: the job needs no GPU, so a profile gives it other resources.
 use rule answer as ask with:
     log:
         "logs/ask/{model}/{dataset}/{answering}/{part}-of-{parts}.log",

@@ -1,5 +1,5 @@
-# What the rules share: the plan, and how they ask it. Three owners: the rules own files and edges, config/ owns numbers,
-# profiles/ owns machines.
+# What the rules share: the plan, and how they ask it. The rules own files and edges, config/ owns numbers, profiles/ owns
+# machines.
 
 import inspect
 import os
@@ -23,7 +23,7 @@ from longspec.workflow.states import StatesPlan
 
 @contextmanager
 def one_line_errors():
-    """End the command with what is wrong. Of an exception Snakemake would print its own frames and those of rules/ too."""
+    """End the command with what is wrong. For an exception Snakemake would print its own frames and those of rules/ too."""
     try:
         yield
     except ValueError as error:
@@ -31,7 +31,7 @@ def one_line_errors():
         sys.exit(1)
 
 
-# What Snakemake would take the last of, or run as a template, it must not read.
+# Snakemake must not read a file in which it would take the last of several values, or run text as a template.
 with one_line_errors():
     check_text(Path("config/workflow.yaml"))
 
@@ -39,12 +39,12 @@ with one_line_errors():
 configfile: "config/workflow.yaml"
 
 
-# Jobs run the interpreter that runs Snakemake, also when its environment is not activated.
+# Jobs run the interpreter that runs Snakemake, even if its environment is not activated.
 BIN = str(Path(sys.executable).parent)
 os.environ.update(PATH=os.pathsep.join([BIN, *os.get_exec_path()]))
 
-# Jobs read what lies here; compute nodes often have no way to the internet, and a question to the hub would hang. Only the
-# rules that fetch, which are local, ask as the user's own environment says.
+# Jobs read only what lies here: compute nodes often have no way to the internet, and a question to the hub would hang. Only
+# the rules that fetch, which are local, ask the hub as the user's own environment says.
 os.environ.setdefault("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))
 os.environ.update(HF_HUB_OFFLINE="1")
 
@@ -64,7 +64,7 @@ with one_line_errors():
     if workflow.is_main_process:
         STATES.forget_copies()
 
-# Who answers for a measurement, by the wildcard `measured`, and for the page of it.
+# The plans that answer for a measurement, by the wildcard `measured`, and for its page.
 MEASURED = {
     "evaluation": [PLAN, ANSWERS],
     "report": [PLAN],
@@ -76,7 +76,7 @@ FETCHED = PLAN.fetched_data | BENCH.fetched_data
 
 
 def of_hub(key, dataset):
-    """Return `source` or `revision` of records or prompts of the hub."""
+    """Return `source` or `revision` of records or prompts from the hub."""
     return FETCHED[dataset][key]
 
 
@@ -102,8 +102,8 @@ wildcard_constraints:
 
 
 def answer_to(question, known):
-    """Ask the plan: each argument is what is known under its name, where there is one. A question that is a name is asked of the
-    first who knows it of those that answer for this measurement.
+    """Ask the plan: call the question with what is known under its arguments' names. If the question is a name, ask the first
+    of the plans that answer for this measurement and know it.
     """
     if isinstance(question, str):
         others = MEASURED[known["measured"]]
@@ -113,8 +113,8 @@ def answer_to(question, known):
 
 
 def from_plan(question):
-    """Return a question to the plan, whose arguments are wildcards, as a function that Snakemake calls. Of a param it records the
-    value, and a changed one runs the job again.
+    """Return a function that Snakemake calls with wildcards and that asks the plan. Snakemake records a param's value, and a
+    changed value runs the job again.
     """
 
     def answer(wildcards):
@@ -124,8 +124,8 @@ def from_plan(question):
 
 
 def from_plan_and_input(question):
-    """Return a question whose arguments are wildcards and named inputs. Snakemake does not record a param that follows from the
-    input: it knows it by the function's argument `input`.
+    """Return a function that asks the plan with wildcards and named inputs. Snakemake does not record a param that follows from
+    the input; it knows such a param by the function's argument `input`.
     """
 
     def answer(wildcards, input):
@@ -135,7 +135,7 @@ def from_plan_and_input(question):
 
 
 def option_with_files(word, name):
-    """Return a param: an option of the command with the files of one of its inputs, nothing where there are none."""
+    """Return a param: an option of the command with the files of one of its inputs, or nothing if there are none."""
 
     def option(wildcards, input):
         files = input.get(name)
@@ -145,23 +145,23 @@ def option_with_files(word, name):
 
 
 def job_threads(wildcards, threads):
-    """Return the cores of a job's processes. Commands read them from this resource, because `threads` is cut to the cores of
-    the machine that plans; a profile for a cluster sets its own."""
+    """Return the cores of a job's processes. Commands read them from this resource, because Snakemake cuts `threads` to the
+    cores of the machine that plans; a cluster's profile sets its own."""
     return threads
 
 
-# What a job of whole nodes asks for where no profile says more.
+# What a job of whole nodes asks for, unless a profile says more.
 NODE_JOB = dict(nodes=1, ranks=1, tasks_per_node=1, cpus_per_task=job_threads)
 
 
 def shard_threads(wildcards):
-    """Return the cores of one shard's job on this machine: those of all shards together, shared."""
+    """Return the cores of one shard's job on this machine: all shards together share its cores."""
     cores = workflow.resource_settings.cores or 1
     return max(1, cores // PLAN.shards(wildcards.dataset))
 
 
 def checked(question):
-    """Return a question to the plan that ends the command where its answer is an error: other commands may have other runs."""
+    """Return a function that asks the plan and ends the command if that fails: other commands may have other runs."""
 
     def answer(wildcards):
         with one_line_errors():
@@ -171,9 +171,9 @@ def checked(question):
 
 
 def remove_states():
-    """At the end of a call of final_draft (Snakefile), remove the states that no stage is still to be trained on. temp() would
-    remove less and more: a failed job's rows, which the next one goes on from, lie in undeclared files; states that are made
-    again would train finished stages again."""
+    """Remove the states that no stage needs for training any more, at the end of a call of final_draft (Snakefile). temp()
+    would remove less: a failed job's rows, which the next job goes on from, lie in undeclared files. And it would remove too
+    much: states that are made again would train finished stages again."""
     called = {job.rule.name for job in workflow.dag.jobs}
     if "final_draft" in called and not workflow.touch:
         try:

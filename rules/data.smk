@@ -2,7 +2,7 @@
 
 
 # Records, and prompts of tasks. Local: compute nodes often have no way to the internet. The manifest is updated, never deleted
-# first: a later fetch must agree with it. The files lie beside it; they are not declared, since Snakemake deletes what a failed job declares.
+# first: a later fetch must agree with it. Files beside it are undeclared: Snakemake deletes what a failed job declares.
 rule fetch_data:
     output:
         update(paths.HUB),
@@ -38,8 +38,8 @@ rule raw:
         " --settings {params.settings:q} --out {output.manifest:q} > {log:q} 2>&1"
 
 
-# Edges carry the small manifests: Snakemake compares small files by content, large ones by date alone. One job a shard;
-# with fewer shards than cores each takes several, which changes nothing in what it writes.
+# Edges carry the small manifests: Snakemake compares small files by content, large ones by date only. One job per shard; with
+# fewer shards than cores each job takes several cores, which changes nothing in what it writes.
 rule tokenize:
     input:
         raw=from_plan(ANSWERS.records),

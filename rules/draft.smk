@@ -1,7 +1,7 @@
 # Extracted drafts, their evaluation, the report, its gates, and what is published.
 
 
-# Local: compute nodes often have no way to the internet. The files of a draft from the hub lie beside, undeclared.
+# Local: compute nodes often have no way to the internet. A draft's files from the hub lie beside, undeclared.
 rule fetch_draft:
     input:
         from_plan(PLAN.draft_files),
@@ -18,7 +18,7 @@ rule fetch_draft:
         "HF_HUB_OFFLINE=$FETCH_OFFLINE python -m longspec.draft fetch --source={params.source:q} --out {output:q} > {log:q} 2>&1"
 
 
-# Of the draft's own making are the tokens that it proposes: they come from here, and not from a count.
+# The draft's makers chose the tokens that it proposes: they come from here, not from a count.
 rule import_draft:
     input:
         published=from_plan(PLAN.fetched_draft),
@@ -67,8 +67,8 @@ rule extract:
         " --out {params.out:q} > {log:q} 2>&1"
 
 
-# One thread each, so that several run side by side on a small machine. What a killed job has measured stays beside its
-# output, undeclared, and the next one goes on from there.
+# One thread each, so that several run side by side on a small machine. What a killed job measured stays beside its output,
+# undeclared, and the next job goes on from there.
 rule evaluate:
     input:
         target=from_plan(PLAN.target),
@@ -105,8 +105,8 @@ rule evaluate:
         " {params.vocabulary:q} --out {output:q} > {log:q} 2>&1"
 
 
-# The stage that is published, of runs that choose it. What it reads is measured anyway; the records that it chooses by are left
-# out of the report.
+# The stage to publish, of runs that choose it. What it reads is measured anyway; the report leaves out the records that it
+# chooses by.
 rule choose_final_stage:
     input:
         evaluations=from_plan(PLAN.choosing_evaluations),
@@ -185,7 +185,7 @@ rule report:
         " --packed {input.packed:q} --out {output.page:q} > {log:q} 2>&1"
 
 
-# After the report, so that a page shows why when it fails.
+# After the report, so that a page shows why the gates fail.
 rule check_gates:
     input:
         page=paths.REPORT,

@@ -3,7 +3,7 @@
 SERVES_PAGE = paths.PAGE.replace("{measured}", "serves")
 
 
-# What runs measure apart (evaluation.bench), such as prompts as long as the target reads.
+# What runs measure separately (evaluation.bench), such as prompts as long as the target reads.
 rule bench:
     input:
         checked(BENCH.pages),
@@ -15,7 +15,7 @@ rule compare:
         checked(PLAN.compared_page),
 
 
-# A report of two runs, whose variants stand side by side. What it reads of a run, the run's own has read before.
+# A report of two runs with their variants side by side. It reads only what each run's own report has read before.
 rule compare_runs:
     input:
         first=paths.NUMBERS.replace("{run}", "{first}"),
@@ -37,7 +37,7 @@ rule compare_runs:
         " --out {output.page:q} > {log:q} 2>&1"
 
 
-# The final draft in our own loop and in each engine that is installed, side by side: snakemake serves --config 'runs=[mine]'.
+# The final draft in our own loop and in each installed engine, side by side: snakemake serves --config 'runs=[mine]'.
 rule serves:
     input:
         checked(SERVES.pages),

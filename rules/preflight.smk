@@ -1,12 +1,12 @@
-# `snakemake preflight`: what a job of days needs, checked in minutes where it would run. No stage waits for it.
+# `snakemake preflight`: check in minutes what a job of days needs, where it would run. No stage waits for it.
 
 import time
 
 ASKED = time.time()
 
 
-# `asked` differs in each call of Snakemake, so that the job always runs: a machine that was well yesterday may not be so
-# today. Of a failed one the log has the table. Tried again it would find the same.
+# `asked` differs in each call of Snakemake, so that the job always runs: a machine that was well yesterday may fail today. A
+# failed job's log has the table. Another try would find the same.
 rule preflight_run:
     input:
         recipes=from_plan(partial(PLAN.frozen, "recipe")),

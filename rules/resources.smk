@@ -1,5 +1,5 @@
-# What jobs ask a cluster for, by the profile; without one they have the rule's own. A stage's job asks by
-# longspec.workflow.jobs.resources.
+# What jobs ask a cluster for: what the profile says, else what the rule says. longspec.workflow.jobs.resources says it for a
+# stage's job.
 
 from functools import partial
 
@@ -35,7 +35,7 @@ if workflow.is_main_process:
 
 
 def asked_stage(wildcards):
-    """The wildcards by which the plan knows a stage."""
+    """Return the wildcards by which the plan knows a stage."""
     return wildcards.run, wildcards.variant, wildcards.stage
 
 
@@ -54,16 +54,16 @@ for each in NEEDS.SHARED:
 
 
 def stage_memory(wildcards):
-    """MB of each node."""
+    """Return the MB of each node that a stage's job asks for."""
     return NEEDS.memory(PLAN.configs[asked_stage(wildcards)])
 
 
 def gpus_of(wildcards, resources):
-    """The GPUs of each node that a job asks Slurm for."""
+    """Return the GPUs of each node that a job asks Slurm for."""
     return gpus_in(str(resources.gres))
 
 
-# Jobs that decode with a target: one process, or as many as `ranks` of the profile says, which split the target.
+# Jobs that decode with a target: one process, or as many as the profile's `ranks`, which split the target.
 def decoding_ranks(wildcards, resources):
-    """Return the ranks of a measurement; of `snakemake serves` another engine is one process."""
+    """Return the ranks of a measurement; for `snakemake serves` another engine is one process."""
     return 1 if wildcards.drafter in ENGINES else resources.ranks

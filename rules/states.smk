@@ -1,10 +1,10 @@
-# The target's states, computed once for every stage that is trained offline on them (recipe.states).
+# The target's states, computed once for all stages that train offline on them (recipe.states).
 
 
-# One job for each shard of rows, {part} 0-of-4, and one for the held-out rows that acceptance is estimated on while a stage
-# trains, held-out-8; on the machines of `train`. Of what is in the folder only shard.json is declared: Snakemake deletes what a
-# failed job declares, and the next one goes on from the rows that are there. Recipe and runtime are written there before the
-# job starts (onstart in the Snakefile) and are no input: what of the recipe decides states is in the folder's name.
+# One job for each shard of rows, {part} 0-of-4, and one for the held-out rows that estimate acceptance while a stage trains,
+# held-out-8; on the machines of `train`. Only shard.json is declared of what is in the folder: Snakemake deletes what a failed
+# job declares, and the next job goes on from the rows that are there. Recipe and runtime are written there before the job
+# starts (onstart in the Snakefile). They are no input: the folder's name holds what the recipe says of the states.
 rule build_states:
     input:
         target=paths.TARGET,
@@ -32,7 +32,7 @@ rule build_states:
         " --target {input.target:q} --data {input.data:q} {params.vocabulary:q} --out {params.out:q}"
 
 
-# A stage's own list of its shards outlives them, so that a trained one misses nothing.
+# A stage's own list of its shards outlives them, so that a trained stage misses nothing.
 rule stage_states:
     input:
         from_plan(STATES.read),

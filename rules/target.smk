@@ -1,4 +1,4 @@
-# Targets: built here, fetched, or made of a GGUF file.
+# Targets: built here, fetched, or made from a GGUF file.
 
 
 rule build_config:
@@ -32,8 +32,8 @@ rule build_tokenizer:
         "python -m longspec.target tokenizer --build {input.build:q} --raw {input.raw:q} --out {output:q} > {log:q} 2>&1"
 
 
-# Sums in floating point depend on the number of threads. It is `threads`, so that machines with two and with more
-# cores train the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
+# Sums in floating point depend on the number of threads. It is `threads`, so that machines with two cores and with more train
+# the same target; `--cores 1`, --set-threads or a profile with other cores train a slightly different one.
 rule train_target:
     input:
         build=paths.BUILD,

@@ -1,10 +1,10 @@
 # The stages: their frozen configurations and their training.
 
 
-# Hydra composes when the graph is built; from here on only these two files count. `recipe` is what decides the
-# weights. `runtime` re-trains nothing, so it is no input of `train`: before the jobs of one call of Snakemake start, the
-# stages among them get theirs (onstart in the Snakefile). As an ancient input, when it changed, it would hide from
-# Snakemake (9.27) that its stage is not finished, and the call would end well without training.
+# Hydra composes when the graph is built; from here on only these two files count. `recipe` decides the weights. `runtime`
+# retrains nothing, so it is no input of `train`: before the first job of a call of Snakemake starts, the call's stages get
+# theirs (onstart in the Snakefile). If it were an ancient input, a changed one would hide from Snakemake (9.27) that its stage
+# is not finished, and the call would end well without training.
 use rule build_config as stage_config with:
     output:
         paths.SECTION,
@@ -15,7 +15,7 @@ use rule build_config as stage_config with:
         text=from_plan(PLAN.stage_yaml),
 
 
-# The target is asked for its number of tokens alone.
+# The target is read only for its number of tokens.
 rule draft_vocabulary:
     input:
         packed=from_plan(PLAN.all_rows),
@@ -36,13 +36,13 @@ rule draft_vocabulary:
         " --size {wildcards.size:q} {params.taken:q} --out {output:q} > {log:q} 2>&1"
 
 
-# On each of `nodes` machines `ranks` processes share the cores: of a Slurm job `tasks_per_node` times `cpus_per_task`. Sums
-# depend on the number of threads a process has: so that machines with two and with more cores train the same draft it is
-# `threads` over `ranks`; `--cores 1`, --set-threads or a profile with other cores or ranks train a slightly different one.
-# R/checkpoints/ is not declared: Snakemake deletes what a failed job declares, and a stage resumes from there. The log is a
-# link to the newest attempt's. `exec`, because a shell in between would end at once when Slurm tells the job to end, and the
-# job with it, before the step is saved. Stages and their drafts have priority over evaluations: baselines can be measured
-# as soon as there is a target, and would hold cores that the first stage waits for.
+# On each of `nodes` machines, `ranks` processes share the cores: for a Slurm job `tasks_per_node` times `cpus_per_task`. Sums
+# depend on the threads of a process, which are `threads` over `ranks`: so machines with two and with more cores train the same
+# draft. `--cores 1`, --set-threads or a profile with other cores or ranks train a slightly different one. R/checkpoints/ is not
+# declared: Snakemake deletes what a failed job declares, and a stage resumes from there. The log is a link to the newest
+# attempt's log. `exec`: a shell in between would end at once when Slurm signals the job, and the job with it, before the step
+# is saved. Stages and their drafts have priority over evaluations: baselines can be measured as soon as there is a target, and
+# would hold cores that the first stage waits for.
 rule train:
     input:
         recipe=paths.RECIPE,
