@@ -13,7 +13,7 @@ PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch
 
 
 def check_folder(folder: Path) -> list[str]:
-    """Return the files of a draft's folder that count. Raises ValueError for what it lacks, and for what is no draft."""
+    """Return the files to keep of a draft's folder. Raises ValueError if one is missing or the draft is not a known one."""
     if not (folder / CONFIG).is_file():
         raise ValueError(f"{folder / CONFIG}: missing; give the folder of a draft, with its {CONFIG} and its weights")
     config = read_json(folder / CONFIG)
@@ -26,9 +26,9 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
-    """Return a draft's folder, `place` for one of the hub, and its manifest: source, files with hashes, commit of a repository.
+    """Return a draft's folder (`place` if it comes from the hub) and its manifest: source, hashes of files, commit on the hub.
 
-    Raises ValueError for a folder that is none, and where the hub does not give it.
+    Raises ValueError if the folder holds no draft or the download fails.
     """
     more, folder = {}, Path(source).expanduser()
     if source.startswith(HUB_PREFIX):

@@ -18,10 +18,10 @@ from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft
 from longspec.models.target_config import read_target_config
 
 VOCABULARY = "draft_vocabulary.json"
-# By which transformers' generate decodes with the draft: it copies the file to a cache of its own and runs it there, without a
-# word of the folder it came from.
+# transformers' generate copies this file to its own cache and runs it there, without saying which folder it came from. So the
+# caller passes the folder: draft=folder.
 GENERATE = "custom_generate/generate.py"
-# transformers reports a missing import as a missing package of that name; imports in a `try` it leaves alone.
+# transformers reports a missing import as a missing package of that name, except for imports inside a `try`.
 GENERATE_CODE = '''\
 """target.generate(..., custom_generate=folder, trust_remote_code=True, draft=folder): decoding with this draft."""
 
@@ -51,22 +51,22 @@ TARGET_FIELDS = (
 
 
 def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:
-    """Return the draft's layer for its names and shapes; it holds no numbers. config: the target's."""
+    """Return the draft's layer on the meta device: names and shapes without numbers. config: the target's."""
     with torch.device("meta"):
         return method.layer(config, settings)
 
 
 def draft_config(target_path: str, recipe: Any, vocabulary: DraftVocabulary | None = None) -> dict[str, Any]:
-    """config.json of the draft that a stage with this recipe trains."""
+    """Return config.json of the draft that a stage with this recipe trains."""
     model, (method, settings) = recipe.model, method_of(recipe, vocabulary)
     return config_of(method, settings, target_path, model.source, recipe.stage) | {"model_target": model._target_}
 
 
 def config_of(method: Method, settings: Any, target_path: str, target_source: str, stage: str) -> dict[str, Any]:
-    """config.json: the target's family and shapes, the variant's switches a decoder must know, and the method's own fields."""
+    """Return config.json: the target's family and shapes, the settings that a decoder must know, and the method's fields."""
     config = read_target_config(target_path)
     target, own = config.to_dict(), method.config_fields(config, settings)
-    # A later field at its default is not stored: older folders, from before it, say the same.
+    # A field added later is not stored at its default, so it reads the same as a folder written before the field existed.
     stored = {
         each.name: getattr(settings, each.name)
         for each in fields(settings)
@@ -77,7 +77,7 @@ def config_of(method: Method, settings: Any, target_path: str, target_source: st
         METHOD: method.name,
         "num_parameters": sum(tensor.numel() for tensor in empty_layer(method, config, settings).state_dict().values()),
         "model_target": None,
-        "target_path": target_path,  # as the manifest has it, relative to the workflow's folder when inside of it
+        "target_path": target_path,  # as the manifest has it: relative to the workflow's folder if inside it
         "target_source": target_source,
         "target": {name: target[name] for name in TARGET_FIELDS if target.get(name) is not None},
         "settings": stored | own.get("settings", {}),
@@ -93,12 +93,12 @@ def write_draft(
     tokenizer: Path | None = None,
     training: dict[str, Any] | None = None,
 ) -> None:
-    """Write a draft folder of the tensors that it is to hold, whole or not at all.
+    """Write a draft folder with these tensors; it appears whole or not at all.
 
-    vocabulary: its tokens, a file beside them; tokenizer: a folder whose tokenizer is copied; training: by its stage the
-    sections that it was trained by.
+    vocabulary: written as a file of the folder; tokenizer: a folder whose tokenizer is copied; training: for each stage the
+    `recipe` and `runtime` it was trained with.
     """
-    draft_manifest(folder).unlink(missing_ok=True)  # of the folder before
+    draft_manifest(folder).unlink(missing_ok=True)  # describes the previous folder
     with new_folder(folder) as beside:
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
         torch.save(published, beside / PTH)

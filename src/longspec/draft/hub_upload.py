@@ -23,19 +23,19 @@ HUB = "https://huggingface.co"
 
 
 def files_to_push(folder: Path) -> list[str]:
-    """Name the files of a final draft folder; others that lie there stay. Raises ValueError for what is missing or changed."""
+    """Return the files of a final draft folder to upload. Raises ValueError if one is missing or changed."""
     listed = read_json(folder / "provenance.json").get("files", {})
     check_files(folder, listed)
-    chain_length.read_acceptance(folder)  # which came after the folder was put together
+    chain_length.read_acceptance(folder)  # written after the folder was put together
     later = [name for name in ("provenance.json", chain_length.FILE) if (folder / name).is_file()]
     layout = folder / VLLM
     return sorted([*listed, *later, *(f"{layout.name}/{name}" for name in files_below(layout))])
 
 
 def push(folder: Path, names: list[str], card: str, repository: str, revision: str, *, private: bool) -> str:
-    """Create the repository if need be and commit the folder's files with its card; returns the commit's address.
+    """Create the repository if needed, commit the folder's files and the card in one commit, and return its address.
 
-    Raises ValueError that says why in one line when the hub does not take it. One commit: all files or none.
+    Raises ValueError with a one-line reason if the hub refuses.
     """
     token = os.environ.get("HF_TOKEN")
     if not token:
@@ -43,7 +43,7 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HTTPError
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # logs a line for each request, with signed addresses
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or HUB, token=token)
     files = [CommitOperationAdd(name, folder / name) for name in names]
     files.append(CommitOperationAdd(CARD, card.encode()))
@@ -63,7 +63,7 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
 
 
 def model_card(folder: Path, repository: str, revision: str, report: Path | None, variant: str | None) -> str:
-    """Return the card's text. Raises ValueError for a report that does not hold this draft."""
+    """Return the card's text. Raises ValueError if the report does not hold this draft."""
     config, provenance = read_json(folder / "config.json"), read_json(folder / "provenance.json")
     training = yaml.safe_load((folder / "training_config.yaml").read_text(encoding="utf-8"))
     stages = [
@@ -74,7 +74,7 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
             "training": provenance["stages"][name],
         }
         for name in provenance["order"]
-        if name in training  # those after the published one have not trained it
+        if name in training  # stages after the published one have not trained it
     ]
     model = stages[-1]["recipe"]["model"]
     module, cls, _ = (config["model_target"] or "..").rsplit(".", 2)
@@ -97,7 +97,7 @@ def model_card(folder: Path, repository: str, revision: str, report: Path | None
 
 
 def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str, Any]:
-    """Return this draft's figures of report.json beside those of the drafters that are no stage of a training."""
+    """Return this draft's figures from report.json, next to those of the baselines. Raises ValueError if it has none."""
     content = read_json(report)
     variants = content["variants"]
     if variant is None and len(variants) == 1:
@@ -114,6 +114,6 @@ def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str,
         ranges = ["" if figure["low"] is None else f" [{figure['low']:.2f}, {figure['high']:.2f}]" for figure in figures]
         cells = [f"{figure['mean']:.2f}{told}" for figure, told in zip(figures, ranges, strict=True)]
         rows.append({"name": "this draft" if name == stage else name, "cells": cells})
-    temperature = content["measured"][variant][stage][0]["temperature"]  # of the setting that a report shows throughout
+    temperature = content["measured"][variant][stage][0]["temperature"]  # the main setting, which a report shows throughout
     decoding = f"temperature {temperature:g}" if temperature else "greedy decoding"
     return {"tasks": tasks, "rows": rows, "prompts": overall[stage]["prompts"], "decoding": decoding}

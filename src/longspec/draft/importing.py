@@ -22,7 +22,7 @@ from longspec.models.weight_files import read_folder, read_tensors
 
 
 def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor], Any]:
-    """Return method, state dict and settings of a draft's folder, published or ours."""
+    """Return method, state dict and settings of a draft, published or ours. folder: a draft's folder or one weight file."""
     config = read_target_config(target_path)
     content = {} if folder.is_file() else read_json(folder / CONFIG)
     if METHOD in content:
@@ -33,7 +33,7 @@ def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor
         found = read_tensors(draft_weights_file(folder))
         return method, {name: found[name] for name in layer.state_dict()}, settings
     name = methods.method_of_file() if folder.is_file() else methods.published_method(content)
-    assert name is not None  # longspec.draft.fetch has looked
+    assert name is not None  # longspec.draft.fetch has checked
 
     def embeddings() -> Tensor:
         return next(iter(read_folder(Path(target_path), lambda name: name.endswith("embed_tokens.weight")).values()))
@@ -43,10 +43,10 @@ def read_draft(folder: Path, target_path: str) -> tuple[Method, dict[str, Tensor
 
 
 def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], recipe: Any = None) -> None:
-    """Write a draft folder from a draft made elsewhere, whole or not at all, and the file of the tokens that it proposes.
+    """Write a draft folder from a draft made elsewhere, with a file of the tokens that it proposes; whole or not at all.
 
-    origin: its source, commit and files, for config.json; recipe: of the stage that begins with it, which must be of such a
-    draft. Raises ValueError that names what cannot be represented, and keys of the recipe that say otherwise.
+    origin: source, commit and files, for config.json; recipe: of the stage that starts from the draft. Raises ValueError if
+    the draft has something we cannot represent, or the recipe's method or shape differs from the draft's.
     """
     manifest: dict[str, Any] = {"path": str(target), "source": str(target)}
     manifest |= {"files": describe_files(target, tokenizer_files(target))} if target.is_dir() else read_json(target)
@@ -63,9 +63,9 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
             raise ValueError(f"recipe.method.name: {told}")
         method.check_same(folder, config, wanted, settings, f"write in the run's file: recipe: {keys}")
     proposed = None
-    if tokenizer is not None:  # else nobody can tell whose tokens they are
+    if tokenizer is not None:  # without its hash nobody can tell which tokenizer the tokens belong to
         ids = getattr(settings, "ids", None) or range(config.vocab_size)
-        proposed = DraftVocabulary(tuple(ids), config.vocab_size, tokenizer, {})  # which covers rows that are not known here
+        proposed = DraftVocabulary(tuple(ids), config.vocab_size, tokenizer, {})  # {}: its coverage of rows is not known here
     write_draft(out, method.published(state, settings), content, proposed)
     write_draft_manifest(out)
     log(f"{out}: {len(state)} tensors, {content['num_parameters']} parameters")
@@ -75,8 +75,8 @@ def import_draft(folder: Path, target: Path, out: Path, origin: dict[str, Any], 
 def _own_keys(content: dict[str, Any], wanted: Any) -> str:
     """Return, on one line, the keys of a recipe that trains such a draft.
 
-    Those at their defaults are left out, except where `wanted`, a recipe's settings, says otherwise. The vocabulary never is,
-    since the target's size implies a run's default.
+    Keys at their defaults are left out, unless `wanted`, a recipe's settings, differs. The vocabulary is always there, since
+    its default depends on the target's size.
     """
     own, settings = methods.settings_of(content[METHOD]), content["settings"]
     section, names = own.SAME[0].removeprefix("recipe."), own.SAME[1]

@@ -14,9 +14,9 @@ def write_layout(
 ) -> None:
     """Write a draft folder in a layout of its method.
 
-    out: None: a folder of the layout's name in the draft's, for layouts that need no weights of their own. dtype: of weights
-    that are written anew, None: the layout's choice; context: tokens of the longest text, None: of any. Raises ValueError for
-    what is no draft folder, an unknown layout, a file that is damaged, an `out` that is there already, and as the layout.
+    out: None: a folder named after the layout, inside the draft's folder; only for layouts that keep the draft's weights.
+    dtype: of rewritten weights, None: the layout's choice; context: tokens of the longest text, None: no limit. Raises
+    ValueError for a folder without a draft, an unknown layout, a damaged file, an existing `out`, and as the layout does.
     """
     if out is not None and out.exists():
         raise ValueError(f"--out: {out}: is there already; give another name, or remove it")

@@ -20,14 +20,14 @@ CHECKPOINT = "checkpoint.json"  # in a stage's folder
 
 
 class Checkpoint:
-    """A stage's checkpoint.json. stage: the stage's folder."""
+    """Read a stage's checkpoint.json. stage: the stage's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.stage, self._content = path, path.absolute().parent, read_json(path)
 
     @property
     def slot(self) -> Path:
-        """Return the slot with the weights. Raises ValueError where it is another by now."""
+    """Return the slot with the weights. Raises ValueError if the slot now holds another checkpoint."""
         slot = self.stage / self._content["slot"]
         if sha256_file(slot / MANIFEST) != self._content["manifest_sha256"]:
             raise ValueError(f"{slot}: is not the checkpoint that {self.path} names; train the stage again")
@@ -35,27 +35,27 @@ class Checkpoint:
 
     @property
     def recipe(self) -> Any:
-        """Return the recipe that it was trained by."""
+    """Return the recipe of the training."""
         return typed(self._content["identity"]["recipe"], Recipe, self.path)
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """Return the section `runtime` that its last job had; of runtime.yaml where it does not say it."""
+    """Return {"runtime": section of the stage's last job}; from runtime.yaml if the checkpoint does not hold it."""
         return {"runtime": self._content.get("runtime") or yaml_files.read(self.stage / "runtime.yaml")}
 
     def check_vocabulary(self, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
-        """Raise ValueError for another draft vocabulary than it was trained with."""
+    """Raise ValueError if the draft vocabulary is not the one of the training."""
         if vocabulary is not None and self._content["identity"].get("vocabulary") != vocabulary.hash:
             raise ValueError(f"{path}: ids: are not those that {self.path} was trained with; give the file of its stage")
 
 
 def write_training_config(folder: Path, training: dict[str, Any]) -> None:
-    """Write training_config.yaml of a draft folder: by stage the sections `recipe` and `runtime`."""
+    """Write training_config.yaml of a draft folder. training: for each stage the sections `recipe` and `runtime`."""
     write_text(folder / "training_config.yaml", yaml.safe_dump(training, sort_keys=True))
 
 
 def git_commit() -> str:
-    """Return the commit the code stands at, marked when it has uncommitted changes; 'unknown' outside a clone."""
+    """Return the commit of this code, marked if there are uncommitted changes; 'unknown' outside a clone."""
     git = shutil.which("git")
     if git is None:
         return "unknown"
@@ -69,9 +69,9 @@ def git_commit() -> str:
 
 
 def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
-    """Return provenance.json: code, versions, hashes of everything that went in, and how each stage was trained.
+    """Return provenance.json: code, versions, hashes of all inputs, and how each stage was trained.
 
-    folders: of the stages by their names, in order; stage: the published one, whose training had these versions.
+    folders: stages by name, in order; stage: the published one, whose training had these versions.
     """
     checkpoints = {name: read_json(folder / CHECKPOINT) for name, folder in folders.items()}
     return {
