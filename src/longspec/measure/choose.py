@@ -21,8 +21,8 @@ from longspec.measure.tasks import Settings, parse
 from longspec.shown import named_path
 
 Row = dict[str, Any]
-ONE_IN = 4  # of a task's records that are measured, the others are told
-Records = Mapping[str, list[int]]  # by dataset: lines of its held_out.jsonl from 0, as evaluations number records
+ONE_IN = 4  # one measured record in so many chooses; the report shows the others
+Records = Mapping[str, list[int]]  # by dataset: line numbers in its held_out.jsonl from 0, as evaluations number records
 
 
 def choose(options: argparse.Namespace) -> None:
@@ -42,8 +42,8 @@ def choose(options: argparse.Namespace) -> None:
 def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping[str, Path], seed: int) -> Records:
     """Draw a quarter of each task's measured records by the hash of seed and text, and the same texts in all other tasks.
 
-    tasks: by name the dataset of each task of held-out records; manifests: by dataset, each beside its held_out.jsonl. The
-    record of a task's first prompt is told, since the page shows that prompt's text.
+    tasks: task name -> its dataset, for tasks of held-out records; manifests: by dataset, each next to its held_out.jsonl. The
+    record of a task's first prompt is never drawn, since the page shows that prompt's text.
     """
     by_task = {task: set(measured["record"][measured.of_task(task)].tolist()) for task in tasks}
     first = {task: measured["record"][measured.of_task(task) & (measured["prompt"] == 0)].tolist() for task in tasks}
@@ -61,16 +61,16 @@ def set_apart(measured: Evaluation, tasks: Mapping[str, str], manifests: Mapping
 
 
 def _key(record: Row, seed: int) -> str:
-    """Return a hash of a record's text or messages."""
+    """Return a hash of the seed and a record's text or messages."""
     document = to_messages_or_text(record, unanswered=True)
     content = document.text if isinstance(document, Text) else document.messages
     return sha256_text(json.dumps([seed, content], sort_keys=True))
 
 
 def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Records) -> Row:
-    """Return the content of final_stage.json; the last stage, and all records to be told, where too few could be set apart.
+    """Return the content of final_stage.json. If too few records could be set apart: the last stage, and no records.
 
-    measured: of each stage in order; records: set apart, by dataset.
+    measured: by stage, in order of training; records: those set apart, by dataset.
     """
     tasks, first = settings.data, next(iter(measured.values()))
     chosen_P = np.zeros(len(first["task"]), bool)
@@ -98,10 +98,10 @@ def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Reco
 
 
 def best_of(found: Mapping[str, Row], against_last: Mapping[str, Row]) -> tuple[str, str]:
-    """Return the stage to publish and why; found: by stage its figure, against_last: of each but the last its difference.
+    """Return the stage to publish and why. found: figure by stage; against_last: its difference to the last, for the others.
 
-    Training longer on the data that the draft is for is what the stages do, so a chance difference must not undo it: an earlier
-    stage is published only where its whole interval lies above the last one's.
+    Later stages train longer on the data that the draft is for, so a chance difference must not undo them: an earlier stage is
+    published only if the whole interval of its difference to the last one lies above 0.
     """
     *_, last = found
     better = [stage for stage, row in against_last.items() if row["improved"]]
@@ -116,7 +116,7 @@ def best_of(found: Mapping[str, Row], against_last: Mapping[str, Row]) -> tuple[
 
 
 def main(arguments: list[str]) -> None:
-    """Choose; a user's mistake is reported in one line."""
+    """Choose the stage; report a user's mistake in one line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure choose", description=__doc__)
     parser.add_argument("--settings", required=True, type=json.loads, help="the evaluation section as JSON")
     raw = "NAME=MANIFEST of the held-out records that prompts were drawn from"

@@ -23,11 +23,11 @@ from longspec.models.target import load_target
 from longspec.models.target_config import read_target_config
 from longspec.states.forward import TargetStates
 
-DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}  # of a layout's weights
+DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}  # dtype of a layout's weights
 
 
 def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """Return the facts of a target that another process holds, under the names that a loaded one has."""
+    """Return the facts of a target that another process loads, under the attribute names of a loaded one."""
     config, own = read_target_config(path), Path(path) / "generation_config.json"
     told = GenerationConfig.from_pretrained(path) if own.is_file() else GenerationConfig.from_model_config(config)
     return SimpleNamespace(path=path, config=config, generation_config=told, dtype=dtype, device=device)
@@ -37,11 +37,11 @@ def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
 def loaded(
     engine: Engine, options: Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, context: int
 ) -> Iterator[dict[str, str | None]]:
-    """Yield the fields of a Job that name what an engine loads; what was written for it alone is gone behind the block.
+    """Yield the fields of a Job that say what an engine loads; files written for it are removed after the block.
 
-    options: of evaluate, with the drafter, and a user's own target and draft in the engine's layouts in place of those that
-    would be written; context: tokens of the longest text with its drafts. Raises ValueError where the draft is damaged or not
-    of this recipe and target, of which engines ask little, RefusedError for what the engine cannot represent.
+    options: of evaluate; a target or draft given there in the engine's layout is loaded instead of a written one. context:
+    tokens of the longest text with its drafts. Raises ValueError if the draft is damaged or does not fit recipe and target,
+    which engines hardly check; RefusedError if the engine's layout cannot represent the draft.
     """
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
@@ -52,7 +52,7 @@ def loaded(
                 draft = options.served_draft
             elif served.layout is not None:
                 out = Path(place) / f"draft.{served.layout}"
-                anew = hasattr(layouts_of(recipe.method.name)[served.layout], "write")  # the weights are written
+                anew = hasattr(layouts_of(recipe.method.name)[served.layout], "write")  # the layout rewrites the weights
                 try:
                     write_layout(draft, served.layout, out, *((DTYPES[target.dtype], context) if anew else ()))
                 except ValueError as error:
@@ -62,7 +62,7 @@ def loaded(
         if options.served_target is not None:
             model = str(options.served_target)
         elif engine.target_layout is not None:
-            from longspec.target.layouts import write_target  # gguf, for one engine alone
+            from longspec.target.layouts import write_target  # torch and gguf: only llama.cpp needs them
 
             model = str(Path(place) / f"target.{engine.target_layout}")
             write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
@@ -70,12 +70,12 @@ def loaded(
 
 
 def _checked(options: Namespace, place: Path, target: Any, recipe: Any, vocabulary: DraftVocabulary | None) -> Path:
-    """Return the folder of a stage's draft, if it fits recipe and target, or of one of fresh weights in `place`."""
+    """Return the draft folder to load: the stage's, if it fits recipe and target, or fresh weights written to `place`."""
     method, settings = method_of(recipe, vocabulary)
     if options.drafter != UNTRAINED:
         method.load(method.layer(target.config, settings), options.draft, target.config, settings)
         return Path(options.draft)
-    # The target that lends it norm and head is gone from memory afterwards: the engine loads its own.
+    # This target lends its norm and head and is freed afterwards: the engine loads its own.
     states = TargetStates(load_target(target.path, target.config, target.dtype))
     torch.manual_seed(recipe.seed)
     weights = method.published(method.trainer(states, settings, None).draft_model.state_dict(), settings)

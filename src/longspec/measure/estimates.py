@@ -14,18 +14,18 @@ from scipy.special import stdtrit
 
 from longspec.measure.lines import Array, Evaluation
 
-LEVEL = 0.95  # of every interval
-FEWEST = 8  # records for an interval: below it too many intervals miss (benchmarks/interval_coverage.py)
+LEVEL = 0.95  # confidence of every interval
+FEWEST = 8  # records an interval needs: with fewer, too many intervals miss (benchmarks/interval_coverage.py)
 
 FloatArray = npt.NDArray[np.float64]
-Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # over [N] and under [N], of one ratio
+Sums = tuple[npt.ArrayLike, npt.ArrayLike]  # numerators [N] and denominators [N] of one ratio
 Row = dict[str, Any]
 
 
 def sums_by_record(
     tasks_P: npt.NDArray[np.generic], records_P: npt.NDArray[np.generic], *columns_P: npt.NDArray[np.generic]
 ) -> tuple[npt.NDArray[np.generic], list[FloatArray]]:
-    """Return the first prompt of each (task, record) [N], and every column [P] summed over that record's prompts [N]."""
+    """Return the index of each (task, record)'s first prompt [N], and every column [P] summed over the record's prompts [N]."""
     _, stratum_P = np.unique(tasks_P, return_inverse=True)
     pairs_2P = np.stack([stratum_P, records_P])
     _, first_N, number_P = np.unique(pairs_2P, axis=1, return_index=True, return_inverse=True)
@@ -36,10 +36,10 @@ def sums_by_record(
 def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None, texts_N: npt.ArrayLike | None = None) -> dict[str, float]:
     """Return `mean`, sum(over) / sum(under) over records, and the ends of its 95 % interval, `low` and `high`.
 
-    Of two ratios it is the first less the second, of the same records. strata_N: the task of each record, [N]; texts_N: the
-    number of its text from 0, where several tasks have the same texts. The interval is Student's t of the changes that leaving
-    one record out makes (the jackknife: Cochran, Sampling Techniques, 6.17), around each task's mean; those of one text are
-    added up. A task of one record has no spread of its own: its change counts whole. How often the interval holds the truth:
+    For two ratios, the first minus the second, on the same records. strata_N: each record's task, [N]; texts_N: the number of
+    its text from 0, if several tasks share texts. The interval is Student's t over the changes from leaving out one record
+    (jackknife: Cochran, Sampling Techniques, 6.17), around each task's mean; changes of records with one text are summed. A
+    task of one record has no spread, so its change counts whole. How often the interval covers the truth:
     benchmarks/interval_coverage.py. Raises ValueError without records.
     """
     pairs = [(np.asarray(over_N, float), np.asarray(under_N, float)) for over_N, under_N in ratios]
@@ -60,16 +60,16 @@ def estimate(*ratios: Sums, strata_N: npt.ArrayLike | None = None, texts_N: npt.
     of_text = np.bincount(text_N, weights=spread_N)
     holds_TG = np.zeros((len(size_T), len(of_text)))
     holds_TG[stratum_N, text_N] = 1
-    apart, _ = connected_components(holds_TG @ holds_TG.T)  # groups of tasks that have no text in common
+    apart, _ = connected_components(holds_TG @ holds_TG.T)  # groups of tasks that share no text
     reach = float(stdtrit(max(len(of_text) - apart, 1), (1 + LEVEL) / 2) * np.sqrt(np.square(of_text).sum()))
     return {"mean": float(mean), "low": float(mean - reach), "high": float(mean + reach)}
 
 
 def drafted(chosen_P: Array, *found: Evaluation) -> Array:
-    """Return the chosen prompts, [P] boolean, of which every drafter had a round.
+    """Return those of the chosen prompts, [P] boolean, on which every drafter had a round.
 
-    A text that its first token ends has none. It adds nothing to a ratio, so a record of such texts alone must not count as
-    one that an interval rests on.
+    A text that ends at its first token has no round and adds nothing to a ratio. A record of such texts alone must not count
+    among the records of an interval.
     """
     return chosen_P & np.all([one["rounds"] > 0 for one in found], axis=0)
 
@@ -77,8 +77,8 @@ def drafted(chosen_P: Array, *found: Evaluation) -> Array:
 def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> Row:
     """Return the ratio of two columns' sums over the chosen prompts, [P] boolean; no interval below FEWEST records.
 
-    Of two ratios it is the first less the second. `documents`: the records that it rests on, which have something to divide by.
-    Raises ValueError where there are none.
+    For two ratios, the first minus the second. `documents`: the number of records with a nonzero denominator. Raises
+    ValueError if there are none.
     """
     inside_P = drafted(chosen_P, *(found for found, _, _ in ratios))
     first, columns = ratios[0][0], [found[name][inside_P] for found, *names in ratios for name in names]
@@ -95,20 +95,20 @@ def ratio_of(chosen_P: Array, *ratios: tuple[Evaluation, str, str]) -> Row:
 
 
 def too_few(*found: Row) -> str:
-    """Return why figures judge nothing, where the one of fewest records has no interval; else nothing."""
+    """Return why nothing can be judged if a figure rests on fewer than FEWEST records; otherwise ""."""
     records = min(each["documents"] for each in found)
     few = f"{records} {'record is' if records == 1 else 'records are'} too few to judge by; {FEWEST} are needed"
     return few if records < FEWEST else ""
 
 
 def acceptance(found: Evaluation, chosen_P: Array) -> Row:
-    """Return the acceptance length of the chosen prompts, [P] boolean, with how much it rests on."""
+    """Return the acceptance length over the chosen prompts, [P] boolean, with the numbers of records, prompts and tokens."""
     counts = {"prompts": int(chosen_P.sum()), "tokens": int(found["new_tokens"][chosen_P].sum())}
     return ratio_of(chosen_P, (found, "new_tokens", "rounds")) | counts
 
 
 def difference(new: Evaluation, old: Evaluation, chosen_P: Array, columns: tuple[str, str] = ("new_tokens", "rounds")) -> Row:
-    """Return the paired difference in the ratio of two columns; `improved`: its whole interval lies above 0."""
+    """Return the paired difference, new minus old, in the ratio of two columns; `improved`: its whole interval is above 0."""
     found = ratio_of(chosen_P, (new, *columns), (old, *columns))
     improved = None if found["low"] is None else found["low"] > 0
     return {"difference": found["mean"], "low": found["low"], "high": found["high"], "improved": improved}

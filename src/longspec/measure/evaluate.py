@@ -43,7 +43,7 @@ from longspec.states.forward import TargetStates
 
 
 def read_arguments(arguments: list[str]) -> argparse.Namespace:
-    """Read the command line; its engine and interpreter stand in `settings`."""
+    """Return the command line's options; --engine and --serve-python are merged into `settings`."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure evaluate", description=__doc__)
     parser.add_argument("--settings", type=json.loads, required=True, help="JSON of workflow.yaml: evaluation")
     parser.add_argument("--target", type=Path, required=True, help="target_manifest.json")
@@ -54,7 +54,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--draft", type=Path, help="the draft's folder")
     parser.add_argument("--recipe", type=Path, required=True, help="the stage's recipe.yaml (its draft settings and seed)")
     parser.add_argument("--vocabulary", type=Path, help="tokens that the draft can propose, or is to; default: all")
-    more = argparse.SUPPRESS  # what is not given stands in the settings
+    more = argparse.SUPPRESS  # an option not given stays as in the settings
     parser.add_argument("--engine", choices=(OURS, *ENGINES), default=more, help="what decodes; default: the settings'")
     python = "interpreter of the engine's environment; default: the settings' `serve_python`, .venv-serve/<engine>/bin/python"
     parser.add_argument("--serve-python", metavar="PATH", default=more, help=python)
@@ -72,7 +72,7 @@ def read_arguments(arguments: list[str]) -> argparse.Namespace:
 
 
 def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> DraftVocabulary | None:
-    """Return the tokens that the drafter proposes; None for all. Raises ValueError where they do not fit recipe or target."""
+    """Return the tokens that the drafter proposes; None: all. Raises ValueError if they do not fit recipe or target."""
     vocabulary = None if options.drafter == LOOKUP else decoded_vocabulary(recipe, options.vocabulary)
     if vocabulary is not None:
         tokenizer = tokenizer_hash(read_json(options.target)["files"])
@@ -83,16 +83,16 @@ def read_vocabulary(options: argparse.Namespace, target: Any, recipe: Any) -> Dr
 def make_drafter(
     options: argparse.Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, copied: int | None
 ) -> Drafter:
-    """Make the drafter to measure: prompt lookup, a draft of trained weights or of fresh ones of the recipe's seed, or both.
+    """Make the drafter to measure: prompt lookup, a draft with trained weights or fresh ones from the recipe's seed, or both.
 
-    copied: most tokens of prompt lookup beside a draft. Raises ValueError where they are asked for and None.
+    copied: most tokens of prompt lookup next to a draft. Raises ValueError if the drafter needs it and it is None.
     """
     if options.drafter == LOOKUP:
         return LookupDrafter()
     if options.drafter == WITH_LOOKUP:
         if copied is None:
             raise ValueError(f"--drafter {WITH_LOOKUP}: evaluation.with_lookup: null: give a number of tokens, such as 8")
-        # Its own settings, which are those of whichever stage is published.
+        # The settings stored with the draft: those of whichever stage is published.
         is_own = methods.has_own_vocabulary(recipe.method.name)
         return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
     method, settings = method_of(recipe, vocabulary)
@@ -106,8 +106,8 @@ def make_drafter(
 def identity_of(
     options: argparse.Namespace, target: Any, section: tasks.Settings, vocabulary: DraftVocabulary | None
 ) -> Identity:
-    """Return what decides a line of the results, besides its prompt and setting."""
-    code = sorted(Path(__file__).parents[1].rglob("*.py"))  # this package's commit is not known everywhere
+    """Return everything that decides a line of the results, apart from its prompt and setting."""
+    code = sorted(Path(__file__).parents[1].rglob("*.py"))  # the commit of this package is not known everywhere
     device = target.device
     return {
         "drafter": options.drafter,
@@ -131,10 +131,10 @@ def identity_of(
 def measure_all(
     journal: Journal, measurer: Measurer | ServedMeasurer, all_work: Work, measured: Iterable[Line] = ()
 ) -> list[Line]:
-    """Return a line for each prompt and setting, in their order: those of the journal, and the others measured now.
+    """Return a line for each prompt and setting, in order: from the journal, or measured now.
 
-    measured: lines of a finished evaluation. They count where it asked for other prompts or settings than `all_work`, such as a
-    task less. One that is asked again for the same is measured anew.
+    measured: lines of a finished evaluation. They are reused if it had other prompts or settings than `all_work`, such as one
+    task less. If it had the same ones, all are measured again.
     """
     done = {key_text(line): line for line in journal.lines or [] if PLAIN not in line}
     before = {key_text(line): line for line in measured}
@@ -149,14 +149,14 @@ def measure_all(
     if left_out:
         log(f"{journal.path}: {left_out} lines of other prompts or settings are left out")
     done |= measurer.lines({key: item for key, item in all_work.items() if key not in done}, journal)
-    # Nothing is computed from the answer beside the target's, which may have changed: it is the prompt's of today.
+    # Nothing is computed from the reference answer, which may have changed, so take the prompt's current one.
     return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
 
 
 def given_files(options: argparse.Namespace, section: tasks.Settings) -> dict[str, Any]:
-    """Describe what the engine is to load in place of files that would be written for it.
+    """Return name and hashes of the files that the engine loads instead of files written for it.
 
-    Raises ValueError for one that is not there, and where our own engine decodes.
+    Raises ValueError if one does not exist, or if our own engine decodes.
     """
     found = {}
     for option, path in (("--served-target", options.served_target), ("--served-draft", options.served_draft)):
@@ -174,12 +174,12 @@ def given_files(options: argparse.Namespace, section: tasks.Settings) -> dict[st
 def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
     """Measure one drafter on all tasks and write its lines.
 
-    ranks: that hold the target together; each decodes all, and the first one writes. Raises ValueError when greedy text is not
-    the target's own.
+    ranks: hold the target together; each decodes everything, rank 0 writes. Raises ValueError if greedy text differs from the
+    target's own.
     """
     path, recipe = checked_folder(options.target), load(options.recipe, Recipe)
     section = tasks.parse(options.settings)
-    if options.drafter == UNTRAINED:  # nobody decodes with it: its acceptance is told, and its seconds need no median
+    if options.drafter == UNTRAINED:  # nobody decodes with it: only its acceptance is shown, so one repeat is enough
         section = replace(section, repeats=1)
     dtype = resolve_dtype(recipe.precision)
     device = own_device(ranks)
@@ -224,7 +224,7 @@ def evaluate(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
 
 
 def evaluate_or_keep_fault(options: argparse.Namespace, ranks: Ranks = ALONE) -> None:
-    """Run the evaluation; with --keep-fault an engine's own fault, which another try would meet again, is its result."""
+    """Run the evaluation; with --keep-fault, an engine's own fault, which would come again, is written as the result."""
     try:
         evaluate(options, ranks)
     except (RefusedError, WrongTextError) as fault:
@@ -235,10 +235,10 @@ def evaluate_or_keep_fault(options: argparse.Namespace, ranks: Ranks = ALONE) ->
 
 
 def main(arguments: list[str]) -> None:
-    """Run the evaluation, or one rank of it; a user's mistake is reported in one line."""
+    """Run the evaluation, or one rank of it; report a user's mistake in one line."""
     ranks = launched_ranks()
     if ranks.world_size == 1:
-        # Told to end, it ends the engine and removes what it wrote for it, as after an error.
+        # On SIGTERM, stop the engine and remove what was written for it, as after an error.
         signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with shown.ending_for_mistakes(), within_memory("evaluate"):
         evaluate_or_keep_fault(read_arguments(arguments), ranks)

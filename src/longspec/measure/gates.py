@@ -24,9 +24,9 @@ Stages = Mapping[str, Collection[str]]
 def judge(stages: Stages, final: str, measured: Measured, settings: Settings, gates: dict[str, float | None]) -> list[Row]:
     """Return a row for each comparison of each gate that is on: acceptance length before and after, share lost, verdict.
 
-    stages: by name, in order, the data sets of each; final: the published one; measured: by drafter. `passed` is None where
-    nothing can be compared, and `why` says so. The figures themselves are judged, not the ends of their intervals: a gate
-    that held whenever too little was measured would be none.
+    stages: each stage's data sets by its name, in order; final: the published stage; measured: by drafter. `passed` is None if
+    nothing can be compared; `why` gives the reason. The figures themselves are judged, not the ends of their intervals: else a
+    gate would pass whenever too little was measured.
     """
     rows: list[Row] = []
     if gates["forgetting"] is not None:
@@ -37,7 +37,7 @@ def judge(stages: Stages, final: str, measured: Measured, settings: Settings, ga
 
 
 def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *figures: Row) -> Row:
-    """Return a comparison that is judged by two figures, unless they rest on too few records; `why` says why there are none."""
+    """Return a comparison, judged by two figures unless they rest on too few records. why: the reason if there are none."""
     row: Row = {"gate": gate, "task": task, "what": what, "limit": limit, "why": why}
     if not figures:
         return row | {"before": None, "after": None, "lost": None, "passed": None}
@@ -47,7 +47,7 @@ def _row(gate: str, task: str | None, what: str, limit: float, why: str = "", *f
 
 
 def _forgetting(stages: Stages, final: str, measured: Measured, settings: Settings, limit: float) -> Iterator[Row]:
-    """Compare each stage with those before it, on the tasks of their data: for each dataset, the last that trained on it."""
+    """Compare each stage with earlier ones on the tasks of their data: for each dataset, with the last that trained on it."""
     if len(stages) == 1:
         yield _row("forgetting", None, final, limit, "there is no stage before it")
     for before, stage, data in _pairs(stages):
@@ -72,7 +72,7 @@ def _pairs(stages: Stages) -> Iterator[tuple[str, str, str]]:
 
 
 def _context(final: str, measured: Evaluation, settings: Settings, limit: float) -> Iterator[Row]:
-    """Compare the final draft's longest contexts of each task with its shortest, of those with records enough to judge by."""
+    """Compare the final draft's longest contexts with its shortest, for each task, among buckets with enough records."""
     bucket_P = np.array([bucket_of(int(tokens)) for tokens in measured["context_tokens"]])
     for task in settings.tasks:
         chosen_P = measured.of_task(task)
@@ -89,7 +89,7 @@ def _context(final: str, measured: Evaluation, settings: Settings, limit: float)
 
 
 def told(row: Row) -> str:
-    """Return a gate's figures in one line."""
+    """Return one line with a gate's figures and verdict."""
     name = f"{row['variant']}: {row['gate']}: {row['what']}" + (f", task {row['task']}" if row["task"] else "")
     if row["passed"] is None or row["before"] is None:
         return f"{name}: {'not judged' if row['passed'] is None else 'failed'}, {row['why']}"
@@ -99,9 +99,9 @@ def told(row: Row) -> str:
 
 
 def check(report: Path, out: Path) -> None:
-    """Print every row of the gates of a page's numbers and write them to `out`.
+    """Print every gate row of a report's numbers, then write the rows to `out`.
 
-    Raises ValueError with the figures of each gate that failed; then nothing is written.
+    Raises ValueError, with the figures of each failed gate, before anything is written.
     """
     rows = [{"variant": variant} | row for variant, held in read_json(report)["gates"].items() for row in held]
     for row in rows:
@@ -118,7 +118,7 @@ def check(report: Path, out: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Check the gates; a user's mistake is reported in one line."""
+    """Check the gates; report a user's mistake in one line."""
     parser = argparse.ArgumentParser(prog="python -m longspec.measure gates", description=__doc__)
     parser.add_argument("--report", required=True, type=Path, help="a page's numbers, report.json or serves.json")
     parser.add_argument("--out", required=True, type=Path, help="the verdicts, written when no gate failed")

@@ -24,27 +24,27 @@ from longspec.measure.tasks import Prompt, Setting, Settings
 Line = dict[str, Any]
 Work = dict[str, tuple[Prompt, Setting]]  # by key_text
 Array = npt.NDArray[Any]
-# From a place, the plain text's token there and the other one: how far plain decoding's logits of the two lie apart, and how
-# far those of a near-tie may.
+# From a place, the plain text's token there and the other one: the distance between plain decoding's logits of the two, and the
+# largest distance of a near-tie.
 Gap = Callable[[int, int, int], tuple[float, float]]
-FAULT = "fault"  # field of the one line of a file without measurements: why the engine has none (evaluate --keep-fault)
+FAULT = "fault"  # field of the only line of a file without measurements: why the engine has none (evaluate --keep-fault)
 EDGES = (0, 1024, 2048, 4096, 8192, 16384, 32768)  # the first context length of each bucket, in tokens; the last is open
 KEY = ("task", "prompt", "temperature", "shape", "prompt_hash")  # fields that identify a line
 COUNTS = ("prompt", "record", "context_tokens", "new_tokens", "rounds")
 SUMS = ("new_tokens", "rounds", "tokens_compared", "mismatches", "near_ties")
-SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")  # null: the engine does not tell
+SECONDS = ("seconds_plain", "seconds_speculative", "seconds_draft", "seconds_target")  # null: the engine does not report it
 
 
 class WrongTextError(ValueError):
-    """Raised for greedy text that is not that of plain decoding."""
+    """Report greedy text that differs from plain decoding."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Tokens compared with plain decoding up to the first difference; a difference is a near-tie or it is a fault.
+    """Hold how a text compares with plain decoding, up to the first difference: a near-tie, or else a fault.
 
-    margin: how far plain decoding's own logits of the two tokens lie apart; margin_allowed: how far those of a near-tie may.
-    None without two tokens that differ.
+    margin: the distance between plain decoding's own logits of the two tokens; margin_allowed: the largest of a near-tie. Both
+    are None if no two tokens differ.
     """
 
     tokens_compared: int
@@ -55,7 +55,7 @@ class Comparison:
 
 
 def judge(plain: list[int], speculative: list[int], gap: Gap) -> Comparison:
-    """Compare two texts up to and including the first difference: after it they are different texts."""
+    """Compare two texts up to and including the first difference; after it the contexts differ."""
     for place, (left, right) in enumerate(zip(plain, speculative, strict=False)):
         if left != right:
             margin, allowed = gap(place, left, right)
@@ -64,9 +64,9 @@ def judge(plain: list[int], speculative: list[int], gap: Gap) -> Comparison:
 
 
 def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[int], gap: Gap) -> Comparison:
-    """Compare a greedy text with that without draft; nothing of a sampled one is compared.
+    """Compare a greedy text with the plain one; a sampled text is not compared.
 
-    Raises WrongTextError when the texts differ by more than a near-tie.
+    Raises WrongTextError if the texts differ by more than a near-tie.
     """
     if setting.temperature > 0:
         return Comparison(0, 0, 0)
@@ -85,25 +85,25 @@ def verdict_of(prompt: Prompt, setting: Setting, plain: list[int], fast: list[in
 
 
 def key_of(prompt: Prompt, setting: Setting, *, drafted: bool = True) -> Line:
-    """Return the fields of KEY; a text without draft has no shape."""
+    """Return the fields of KEY; a text without draft has shape None."""
     values = (prompt.task, prompt.number, setting.temperature, stored(setting.shape) if drafted else None, prompt.hash)
     return dict(zip(KEY, values, strict=True))
 
 
 def key_text(line: Line) -> str:
-    """Return the fields of KEY of a line as one text."""
+    """Return a line's fields of KEY as one text."""
     return json.dumps([line.get(name) for name in KEY])
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Measurements of one drafter on every prompt."""
+    """Hold the measurements of one drafter on every prompt."""
 
     path: Path
-    # Each [P]: task, data (whose records), prompt_hash, the names of COUNTS and SECONDS, kept and reached at each place.
+    # Each [P]: task, data (its dataset), prompt_hash, the names of COUNTS and SECONDS, `kept N` and `reached N` for each place.
     columns: dict[str, Array]
-    by_setting: dict[Setting, list[Line]]  # the main one first; of each the lines by task and prompt
-    left_out: dict[str, int] = field(default_factory=dict)  # by task: prompts of records that are not told
+    by_setting: dict[Setting, list[Line]]  # the main setting first; each list sorted by task and prompt
+    left_out: dict[str, int] = field(default_factory=dict)  # by task: the number of prompts whose records are left out
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -119,12 +119,12 @@ class Evaluation:
         return next(iter(self.by_setting.values()))
 
     def of_task(self, task: str | None) -> Array:
-        """Tell which prompts belong to a task, boolean [P]; all for None."""
+    """Return which prompts belong to a task, boolean [P]; None: all."""
         return np.ones(len(self["task"]), bool) if task is None else np.asarray(self["task"] == task)
 
 
 def fault_in(path: Path) -> Line | None:
-    """Return the one line of a file that says why an engine has no measurements; None for measurements."""
+    """Return the line that says why an engine has no measurements; None if the file holds measurements."""
     first = next(iter(jsonl.read(path)), {})
     return first if FAULT in first else None
 
@@ -132,7 +132,7 @@ def fault_in(path: Path) -> Line | None:
 def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]] | None = None) -> Evaluation:
     """Read a drafter's file, sorted by setting, task and prompt.
 
-    left_out: by task the records whose prompts are not told. Raises ValueError for a line of other settings, and for a task
+    left_out: by task, the records whose prompts are skipped. Raises ValueError for a line of other settings, and for a task
     without a round.
     """
     found: dict[Setting, list[Line]] = {setting: [] for setting in settings.settings}
@@ -172,7 +172,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
 
 
 def check_pairs(first: Evaluation, other: Evaluation) -> None:
-    """Raise ValueError, with the first prompt, where two drafters have not met the same prompts, to the token."""
+    """Raise ValueError, with the first prompt that differs, if two drafters were not measured on the same tokens."""
     prompts = (zip(one["task"], one["prompt"], one["prompt_hash"], strict=True) for one in (first, other))
     for left, right in zip_longest(*prompts):
         if left != right:
@@ -188,13 +188,13 @@ def bucket_of(context_tokens: int) -> int:
 
 
 def bucket_name(number: int) -> str:
-    """Return 0-1k, 1-2k, ... 32k+."""
+    """Return a bucket's name: 0-1k, 1-2k, ... 32k+."""
     low = EDGES[number] // 1024
     return f"{low}k+" if number == len(EDGES) - 1 else f"{low}-{EDGES[number + 1] // 1024}k"
 
 
 def summarize(lines: Iterable[Line]) -> list[Line]:
-    """Return a row for each task, temperature, shape and filled bucket, in the order of the lines and then of the buckets."""
+    """Return a row for each task, temperature, shape and filled bucket, in the order of the lines, then of the buckets."""
     groups: dict[str, dict[int, list[Line]]] = {}
     for line in lines:
         name = f"{line['task']} {line['temperature']} {line['shape']}"
@@ -211,13 +211,13 @@ def _ratio(over: float | None, under: float | None) -> float | None:
 
 
 def figures(lines: list[Line]) -> Line:
-    """Return the figures of some lines of one setting. A figure that nothing was measured for is None.
+    """Return the figures of some lines of one setting; a figure without measurements is None.
 
-    position_acceptance: of the rounds in which all drafted tokens before it were kept, the share in which the first,
-    second, ... was kept too; tokens a second are those after the prompt.
+    position_acceptance: for the first, second, ... drafted token, the share of rounds that kept it, among the rounds that kept
+    all before it; tokens per second exclude the prompt.
     """
     sums = {name: sum(line[name] for line in lines) for name in SUMS}
-    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not tell all
+    told = [name for name in SECONDS if all(line[name] is not None for line in lines)]  # an engine may not report all
     seconds = dict.fromkeys(SECONDS) | {name: sum(line[name] for line in lines) for name in told}
     positions = pooled(0.0, [line["positions"] for line in lines]).positions
     return {

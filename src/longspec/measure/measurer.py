@@ -25,9 +25,9 @@ from longspec.measure.tasks import Prompt, Setting
 
 @dataclass(frozen=True)
 class Measurer:
-    """Measures a drafter on prompts.
+    """Measure a drafter on prompts.
 
-    eos: tokens that end a text; repeats: runs of each prompt; seed: that of all draws.
+    eos: tokens that end a text; repeats: runs of each prompt; seed: of all random draws.
     """
 
     target: Any
@@ -38,8 +38,8 @@ class Measurer:
     seed: int
 
     def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
-        """Return a line for each prompt and setting, by its key; the journal has them once a temperature is done."""
-        for setting in {setting: None for _, setting in work.values()}:  # its first times are those of a cold start
+        """Return a line for each prompt and setting, by its key; the journal gets them after each prompt and temperature."""
+        for setting in {setting: None for _, setting in work.values()}:  # warm-up: the first times of a setting are slow
             first = next(prompt for prompt, other in work.values() if other == setting)
             replace(self, repeats=1).measure(first, [setting])
         found = {}
@@ -51,12 +51,12 @@ class Measurer:
         return found
 
     def measure(self, prompt: Prompt, settings: list[Setting]) -> list[Line]:
-        """Return a line for each of the settings, which have one temperature: the text without draft is decoded once for all.
+        """Return a line for each setting; all have one temperature, so the text without draft is decoded once for all.
 
-        A repeat decodes it, then by each setting; every second one in the reverse order. Seconds are the medians, the lower of
-        two; the prompt's forward is not in them.
+        A repeat decodes plainly, then with each setting; every second repeat in reverse order. Seconds are medians (of two, the
+        lower one) and exclude the prompt's forward.
 
-        Raises ValueError when greedy output is not the target's own up to near-ties.
+        Raises ValueError if greedy output differs from the target's own by more than near-ties.
         """
         nodes = max(size_of(each.shape) for each in settings)
         ahead = tokens_ahead(prompt.new_tokens + 1, nodes + self.drafter.copied)
@@ -67,35 +67,35 @@ class Measurer:
             for setting in [None, *settings][:: -1 if repeat % 2 else 1]:
                 if setting is None:
                     sampler = Sampler(temperature, generator=self._generator(prompt, f"temperature {temperature:g}"))
-                    # The prompt's forward brings a token beside those that are asked for.
+                    # The prompt's forward yields one token more than was asked for.
                     compared = repeat == 0 and temperature == 0
                     plain = decode_plain(self.target, start, prompt.new_tokens + 1, self.eos, sampler, keep_logits=compared)
                     continue
                 options: dict[str, Any] = {"shape": setting.shape, "temperature": temperature, "eos": self.eos}
                 options |= {"max_new_tokens": prompt.new_tokens + 1, "generator": self._generator(prompt, str(setting))}
                 runs[setting].append(speculate(self.target, self.drafter, start, **options))
-            if repeat == 0:  # the others draw the same tokens
+            if repeat == 0:  # the other repeats draw the same tokens
                 texts = {setting: runs[setting][0].rows[0].ids for setting in settings}
                 verdicts = {each: verdict_of(prompt, each, plain.ids, ids, gap_of(plain)) for each, ids in texts.items()}
-            plain.logits.clear()  # a vocabulary for each token
+            plain.logits.clear()  # one vocabulary of numbers for each token
             seconds_plain.append(plain.seconds)
         of_token = median_low(seconds_plain) / max(1, len(plain.ids) - 1)
         found = []
         for setting, ran in runs.items():
-            # All times of a line are of the repeat with the median total, so that they add up to it.
+            # All times of a line come from the repeat with the median total, so that they add up to it.
             decoded = sorted(ran, key=lambda run: run.seconds)[(self.repeats - 1) // 2]
             seconds = (decoded.seconds, decoded.seconds_draft, decoded.seconds_target)
             found.append(line_of(self.tokenizer, prompt, setting, decoded.rows[0], verdicts[setting], of_token, seconds))
         return found
 
     def _generator(self, prompt: Prompt, setting: str) -> torch.Generator:
-        """Return draws that depend on what is decoded alone, so that an evaluation that was killed ends in the same texts."""
+        """Return a generator seeded by prompt and setting alone, so that a resumed evaluation decodes the same texts."""
         name = f"{self.seed} {prompt.task} {prompt.number} {setting}"
         return torch.Generator(self.target.device).manual_seed(int(sha256_text(name)[:15], 16))
 
 
 def gap_of(plain: Plain) -> Gap:
-    """Return how far plain decoding's own logits lie apart, and how far the rounding noise of the dtype may move them."""
+    """Return a function: the distance of two logits of plain decoding, and how far rounding may move them in this dtype."""
 
     def gap(place: int, own: int, other: int) -> tuple[float, float]:
         logits_V = plain.logits[place]
@@ -107,9 +107,9 @@ def gap_of(plain: Plain) -> Gap:
 def line_of(
     tokenizer: Any, prompt: Prompt, setting: Setting, row: Row, verdict: Comparison, plain: float, seconds: tuple[Any, ...]
 ) -> Line:
-    """Return a line; that of a task's first prompt keeps what was drafted for it too.
+    """Return a line of results; the line of a task's first prompt also keeps what was drafted, for the report's sample.
 
-    plain: seconds of a token by plain decoding; seconds: of the speculative, then of its draft and target, None if unknown.
+    plain: seconds per token of plain decoding; seconds: speculative, then draft and target, None if unknown.
     """
     sample = {"sample": sample_of(tokenizer, prompt.ids, row.ids, row.accepted)} if prompt.number == 0 else {}
     return {
@@ -123,7 +123,7 @@ def line_of(
         "positions": row.position_acceptance(setting.depth),
         "acceptance_length": row.new_tokens / max(1, row.rounds),
         **vars(verdict),
-        # Scaled to as many tokens: the last speculative round may bring more than were asked for.
+        # Scaled to the speculative text's tokens: its last round may bring more than were asked for.
         **dict(zip(SECONDS, (plain * row.new_tokens, *seconds), strict=True)),
         "tokens": row.ids,
         "reference": prompt.reference,

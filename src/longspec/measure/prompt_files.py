@@ -15,14 +15,14 @@ MAX_LINE_BYTES = 32_000_000
 
 
 def manifest_of(task: Benchmark) -> Path | None:
-    """Return where the files of a task of the hub are fetched; None for one of files of this machine."""
+    """Return where the manifest of a task's files from the hub is; None for files of this machine."""
     if task.revision is None:
         return None
     return Path(MANIFEST.format(dataset=readable_name(str(task.source), task.revision)))
 
 
 def files_of(name: str, task: Benchmark) -> list[Path]:
-    """Return the files of a task. Raises ValueError, with its key, for one that is missing or not as it was fetched."""
+    """Return a task's files. Raises ValueError, with its key, if one is missing or has changed since it was fetched."""
     manifest = manifest_of(task)
     if manifest is None or task.revision is None:
         return source_files.files_of(task.source)
@@ -30,9 +30,9 @@ def files_of(name: str, task: Benchmark) -> list[Path]:
 
 
 def read_records(path: Path, member: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every record of a file with its place; of a zip archive those of its file `member`.
+    """Yield the place (file and line) and the fields of every record; from a zip archive those of its file `member`.
 
-    Raises ValueError for a line that holds none, and for an archive that is damaged or has no such file.
+    Raises ValueError for a line without a record, and for an archive that is damaged or lacks the file.
     """
     with TemporaryDirectory() as folder:
         plain = path

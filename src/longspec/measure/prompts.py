@@ -19,12 +19,12 @@ from longspec.measure.prompt_files import files_of, read_records
 from longspec.measure.section import AUTO
 from longspec.measure.tasks import Benchmark, HeldOut, Prompt, Settings, check_room
 
-# Tokens a record must still hold after a prompt, so that there is something to go on with.
+# Tokens that a record must still hold after a prompt, so that the text goes on.
 ROOM_AFTER = 16
 
 
 def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, positions: int) -> list[Prompt]:
-    """Return the prompts of every task. raw: manifests of held-out records, by dataset. Raises ValueError for a missing one."""
+    """Return the prompts of every task. raw: dataset -> manifest of its records. Raises ValueError if one is missing."""
     section.check_raw(raw)
     prompts = []
     for name, task in section.tasks.items():
@@ -37,10 +37,10 @@ def all_prompts(raw: Mapping[str, Path], section: Settings, tokenizer: Any, posi
 
 
 def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, tokenizer: Any, seed: int) -> list[Prompt]:
-    """Draw `count` prompts of a task, a function of (seed, name) alone.
+    """Draw `count` prompts of a task; they depend on (seed, name) alone.
 
-    Of plain text any stretch is taken, of a conversation its beginning, since a chat does not start in its middle; or whole
-    questions, each of another record, as the task says; AUTO takes these of conversations alone. Raises ValueError when no
+    From plain text any stretch is taken, from a conversation its beginning. With whole_questions, each prompt is a question
+    from another record, so there may be fewer than `count`; AUTO does this for conversations alone. Raises ValueError if no
     held-out record is long enough.
     """
     generator = np.random.default_rng([seed, *name.encode()])
@@ -56,7 +56,7 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
             else:
                 made = encoder.documents(record)[-1]
                 stretches += [(line, (made.ids, made.answer_mask.all()))] if len(made.ids) >= shortest + ROOM_AFTER else []
-        except LayoutError as error:  # the chat template refuses it, as it does in training, where such are counted too
+        except LayoutError as error:  # the chat template refuses it, as in training, which counts such records too
             refused.append(str(error))
     if refused:
         log(f"{path}: {len(refused)} held-out records left out: they cannot be laid out, such as: {refused[0]}")
@@ -87,15 +87,15 @@ def draw_prompts(name: str, task: HeldOut, raw_manifest: Path, count: int, token
 
 
 def _questions(encoder: Encoder, record: dict[str, Any]) -> list[list[int]]:
-    """Return the parts of a conversation that end with a question, as the target is asked it; none of other text.
+    """Return the parts of a conversation that end with a question, as token ids of a request; other text has none.
 
-    They have the record's tools and template arguments. Questions behind a thought or a call of a tool are left out. Raises
-    LayoutError where the template refuses them all.
+    Each has the record's tools and template arguments. Questions after a thought or a tool call are left out. Raises
+    LayoutError if the template refuses all of them.
     """
     document = to_messages_or_text(record, unanswered=True)
     if not isinstance(document, Chat):
         return []
-    roles = [message["role"] for message in document.messages] + ["assistant"]  # the answer to the last one
+    roles = [message["role"] for message in document.messages] + ["assistant"]  # the answer to the last message
     ends = [end for end in range(1, len(roles)) if roles[end - 1 : end + 1] == ["user", "assistant"]]
     chats = [replace(document, messages=document.messages[:end]) for end in ends]
     asked = encoder.requests([chat for chat in chats if Chat(chat.messages).is_plain])
@@ -110,8 +110,8 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
 
     positions: those of the target.
 
-    As in LongBench a prompt that is too long is cut in its middle before the chat template is laid around it. Raises ValueError
-    with file, line and field for a record that makes no prompt, and when the target's positions hold no prompt.
+    As in LongBench, a prompt that is too long is cut in its middle before the chat template is applied. Raises ValueError with
+    file, line and field for a record that makes no prompt, and if no prompt fits into the target's positions.
     """
     records = [record for path in files_of(name, task) for record in read_records(path, task.member)]
     if not records:
@@ -134,7 +134,7 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
                 text = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in ends)
                 cut = len(whole) - sum(map(len, ends))
             ids = encoder.prompt(text, chat=task.chat)
-            beside = found(fields, task.reference) if task.reference else None  # the answer to read beside the target's
+            beside = found(fields, task.reference) if task.reference else None  # an answer to read next to the target's
             reference = None if beside is None else check_characters(beside, task.reference)
         except (RecordError, LayoutError) as error:
             raise ValueError(f"{place}: {error}; correct it, or evaluation.tasks.{name}") from error

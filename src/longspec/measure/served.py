@@ -32,10 +32,10 @@ from longspec.measure.measurer import line_of
 from longspec.measure.tasks import ROOM, Prompt, Setting, check_interpreter
 from longspec.shown import brief
 
-# Two logits of float32 that lie closer than this are a tie: kernels sum in another order for one token than for several.
+# Two float32 logits closer than this are a tie: kernels sum in another order for one token than for several.
 TIE_FLOAT32 = 1e-4
-BEST = 8  # tokens whose logits are told at each place of the text without draft
-# Said by engines of what another try may find: no refusal of theirs.
+BEST = 8  # tokens whose logits an engine returns at each place of the text without draft
+# Errors of engines that another try may avoid, so they are no refusals.
 LACKS = re.compile(
     r"out of memory|(?:cannot|can't|failed to|unable to) allocate|bad_alloc|MemoryError|no space left|quota exceeded"
     r"|free memory on device|no available memory",  # vLLM's, beside another process on the same GPU
@@ -45,24 +45,24 @@ PLAIN = "plain"  # field of a journal's line that holds an answer without draft
 
 
 class RefusedError(ValueError):
-    """Raised where an engine itself says that it does not load or answer what it is given: it would say so again."""
+    """Report that an engine refuses to load or answer what it is given; it would refuse again."""
 
 
 @contextmanager
 def _environment() -> Iterator[dict[str, str]]:
-    """Yield variables with which another environment finds this package, and nothing else that is installed beside it."""
+    """Yield variables that let another environment import this package, but no other package installed next to it."""
     with TemporaryDirectory() as folder:
         (Path(folder) / "longspec").symlink_to(Path(longspec.__file__).parent)
         yield os.environ | {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def _program(engine: Engine) -> list[str]:
-    """Return the arguments by which a Python runs an engine."""
+    """Return the arguments with which Python runs an engine."""
     return ["-m", f"longspec.measure.engines.{engine.name.replace('.', '_')}"]
 
 
 def versions(engine: Engine, python: str) -> dict[str, str]:
-    """Return the versions of an engine's packages beside an interpreter. Raises ValueError where it has none."""
+    """Return the versions of an engine's packages in an interpreter's environment. Raises ValueError if it has none."""
     check_interpreter(python, engine)
     with _environment() as environment:
         words = [python, *_program(engine), "--versions"]
@@ -76,10 +76,10 @@ def versions(engine: Engine, python: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ServedMeasurer:
-    """Measures a served drafter: has an engine answer requests by it, and without.
+    """Measure a served drafter: an engine answers the requests with it, and without.
 
-    python: the interpreter of its environment; files: fields of a Job, as engine_files yields them; repeats: how often each
-    request is decoded; eos: tokens that end a text; seed: of all draws.
+    python: the interpreter of the engine's environment; files: fields of a Job, as engine_files.loaded yields them; repeats:
+    how often each request is decoded; eos: tokens that end a text; seed: of all random draws.
     """
 
     engine: Engine
@@ -92,10 +92,10 @@ class ServedMeasurer:
     seed: int
 
     def ask(self, tokens: int | None, requests: list[Request]) -> Iterator[Answer]:
-        """Yield an answer to each request as soon as the engine has it; tokens: drafted ones of a round, None without draft.
+        """Yield each answer as soon as the engine has it. tokens: drafted in each round, None: without draft.
 
-        Raises RefusedError where the engine refuses or aborts its process, ValueError when that ends otherwise before all are
-        there; what it prints stands on the standard error.
+        Raises RefusedError if the engine refuses or its process aborts, ValueError if the process ends otherwise before all
+        answers are there. The engine prints to standard error.
         """
         longest = max(len(request.prompt) + request.max_tokens for request in requests)
         job = Job(
@@ -110,13 +110,13 @@ class ServedMeasurer:
             path = Path(environment["PYTHONPATH"]) / "job.json"
             path.write_text(json.dumps(asdict(job)), encoding="utf-8")
             words, done, told = [self.python, *_program(self.engine)], 0, None
-            # It dies with this process: a signal between its start and the block below would leave it behind.
+            # The engine dies with this process: a signal between its start and the block below would leave it running.
             pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "preexec_fn": die_with_parent}
             process = subprocess.Popen([*words, str(path)], env=environment, **pipes)
             assert process.stdout is not None
             try:
                 for line in process.stdout:
-                    content = json.loads(line) if line.endswith(b"\n") else {}  # torn by the end of its process
+                    content = json.loads(line) if line.endswith(b"\n") else {}  # the process ended within this line
                     if REFUSED in content:
                         told = content[REFUSED]
                     elif content:
@@ -136,10 +136,10 @@ class ServedMeasurer:
             raise ValueError(f"{' '.join(words)} ended with exit code {code}; its own message stands above")
 
     def lines(self, work: Work, journal: Journal) -> dict[str, Line]:
-        """Return a line for each prompt and setting, by its key; the journal has each at once, and each text without draft.
+        """Return a line for each prompt and setting, by its key; the journal gets each line and each plain text at once.
 
-        The engine is started once without draft, then once for each number of drafted tokens, where there is something to ask.
-        Raises ValueError when greedy text with drafts is not that without.
+        The engine is started once without draft, then once for each number of drafted tokens. Raises ValueError if greedy text
+        with drafts differs from the text without.
         """
         plain, found = self._plain(work, journal), {}
         for tokens in dict.fromkeys(setting.shape for _, setting in work.values()):
@@ -152,7 +152,7 @@ class ServedMeasurer:
         return found
 
     def _plain(self, work: Work, journal: Journal) -> dict[str, Answer]:
-        """Return the texts without draft, by their keys."""
+        """Return the texts without draft, by key: those of the journal, and the others decoded now."""
         known = {key_text(line): Answer(**line[PLAIN]) for line in journal.lines or [] if PLAIN in line}
         keyed = {key_text(key_of(*item, drafted=False)): item for item in work.values()}
         missing = {key: item for key, item in keyed.items() if key not in known}
@@ -165,14 +165,14 @@ class ServedMeasurer:
     def _request(self, key: str, prompt: Prompt, setting: Setting, best: int) -> Request:
         seed = int(sha256_text(f"{self.seed} {key}")[:15], 16)
         told = best if setting.temperature == 0 else 0
-        # The prompt's forward brings a token beside those that are asked for, as in measurer.py.
+        # The prompt's forward yields one token more than was asked for, as in measurer.py.
         return Request(key, prompt.ids, prompt.new_tokens + 1, setting.temperature, seed, self.eos, told)
 
     def line(self, prompt: Prompt, setting: Setting, plain: Answer, answer: Answer) -> Line:
-        """Return a line with the fields of measurer.py; engines do not tell the seconds of draft and target apart: None."""
+        """Return a line with the fields of measurer.py; engines report no separate seconds of draft and target: None."""
         assert isinstance(setting.shape, int)
         row = Row(answer.tokens, answer.accepted, LENGTH)
-        if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept behind the one that ends the text do not count
+        if answer.tokens[-1] in self.eos:  # as in decode.speculate, tokens kept after the end of the text do not count
             behind = 1 + row.new_tokens - len(row.ids)
             row = Row(row.ids, [*row.accepted[:-1], *(kept - behind for kept in row.accepted[-1:])], STOP)
         verdict = verdict_of(prompt, setting, plain.tokens, answer.tokens, gap_of(plain, self.target.dtype))
@@ -182,21 +182,21 @@ class ServedMeasurer:
 
 
 def gap_of(plain: Answer, dtype: torch.dtype) -> Gap:
-    """Return how far the logits of the text without draft lie apart, of which those of the likeliest tokens are known.
+    """Return a function: the distance of two logits of the text without draft, and that of a near-tie.
 
-    Near-ties: of float32 those within TIE_FLOAT32; in half precision an engine's logits are rounded to the dtype, so that four
-    roundings at the size of the largest are allowed, as of decode.autoregressive.near_tie_margin. The largest is here that
-    of the likeliest tokens alone, there that of all, by magnitude: where an unlikely token's logit is the largest, far below 0,
-    this allows less than measurer.gap_of does.
+    A near-tie: in float32 within TIE_FLOAT32; in half precision within four roundings of the dtype at the size of the largest
+    logit, since engines round logits to it (decode.autoregressive.near_tie_margin). The largest is taken among the likeliest
+    tokens, by magnitude, but among all tokens in measurer.gap_of. So this allows less than measurer.gap_of where an unlikely
+    token's logit, far below 0, is the largest.
     """
 
     def gap(place: int, own: int, other: int) -> tuple[float, float]:
         logits = dict(plain.best[place])
         values = list(logits.values())
         allowed = TIE_FLOAT32 if dtype == torch.float32 else near_tie_margin(torch.tensor(values, dtype=dtype))
-        if len(values) == 1:  # within a character llama.cpp tells no other token: taken for a tie, as nearly all are
+        if len(values) == 1:  # llama.cpp gives no other token within a character: taken for a tie, as nearly all are
             return 0.0, allowed
-        # Of a token that is not among the likeliest it is only known that it lies below all of them.
+        # A token that is not among the likeliest is only known to lie below all of them.
         margin = logits[own] - logits[other] if other in logits else max(logits[own] - min(values), 2 * allowed)
         return margin, allowed
 

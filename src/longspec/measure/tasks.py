@@ -22,14 +22,14 @@ from longspec.decode.levels import Budget, Shape, depth_of, shape_of, size_of
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.section import MOST_NODES, Evaluation
 
-# Positions that stay free behind prompt and answer: the last round may draft beyond the answer, and a prompt that was cut is
-# tokenized anew, which may make a few tokens more of it.
+# Positions kept free after prompt and answer: the last round may draft beyond the answer, and a shortened prompt is tokenized
+# again, which may give a few tokens more.
 ROOM = 64
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How is decoded: temperature 0 is greedy; shape: tokens of a chain, the levels of a tree, or its budget."""
+    """Hold how to decode: temperature 0 is greedy; shape: a chain's tokens, a tree's levels, or its budget."""
 
     temperature: float
     shape: Shape
@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One prompt of a task: `ids` are of the record `record`, a line's number from 0; at most new_tokens are decoded."""
+    """Hold one prompt of a task: `ids`, from line `record` (from 0) of its file; new_tokens: the most tokens to decode."""
 
     task: str
     number: int
@@ -53,17 +53,17 @@ class Prompt:
     ids: list[int]
     new_tokens: int
     reference: str | None = None
-    cut_tokens: int = 0  # left out of its middle
+    cut_tokens: int = 0  # tokens left out of its middle
 
     @property
     def hash(self) -> str:
-        """Return the hash of the prompt's tokens and the number of tokens to decode."""
+        """Return a hash of the prompt's tokens and the number of tokens to decode."""
         return sha256_text(json.dumps([self.ids, self.new_tokens]))[:16]
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts of context[0]..context[1] tokens from held-out records of a dataset; the keys are those of section.TaskEntry."""
+    """Prompts of context[0] to context[1] tokens from a dataset's held-out records; the keys are those of section.TaskEntry."""
 
     data: str
     context: tuple[int, int]
@@ -79,7 +79,7 @@ class HeldOut:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the longest text."""
+        """Return the tokens of the longest prompt with its answer."""
         return self.context[1] + self.new_tokens
 
 
@@ -108,17 +108,17 @@ class Benchmark:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the longest text, which may be any where no key limits prompts."""
+        """Return the tokens of the longest prompt with its answer; above 2**24 if no key limits prompts."""
         return (self.longest or 2**24) + self.new_tokens
 
 
 Task = HeldOut | Benchmark
-OF_HUB = ("revision", "member")  # keys of a task whose source is on the hub
+OF_HUB = ("revision", "member")  # keys of a task only if its source is on the hub
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The whole section, as section.Evaluation says. settings: the first is the main one, that reports show throughout."""
+    """Hold the checked section, as section.Evaluation types it. settings: the first is the main one, shown in reports."""
 
     prompts: int
     repeats: int
@@ -132,7 +132,7 @@ class Settings:
 
     @property
     def served_by(self) -> Engine | None:
-        """Return the engine of another environment; None for our own."""
+        """Return the other engine that decodes, in its own environment; None for our own."""
         return ENGINES.get(self.engine)
 
     def interpreter(self, engine: Engine) -> str:
@@ -140,23 +140,23 @@ class Settings:
 
     @property
     def data(self) -> dict[str, str]:
-        """Return by name the dataset of each task of held-out records."""
+        """Return each held-out task's dataset, by the task's name."""
         return {name: task.data for name, task in self.tasks.items() if isinstance(task, HeldOut)}
 
     def check_raw(self, raw: Mapping[str, Path]) -> None:
-        """Raise ValueError for a dataset of these without a manifest in `raw`."""
+        """Raise ValueError if `raw` has no manifest of one of these datasets."""
         for task, data in self.data.items():
             if data not in raw:
                 raise ValueError(f"--raw: the manifest of {data} is missing, which evaluation.tasks.{task}.data needs")
 
     @property
     def draft_tokens(self) -> int:
-        """Return the drafted tokens of a round of the main setting, one below the other."""
+        """Return the most drafted tokens that a round of the main setting can keep."""
         return self.settings[0].depth
 
 
 def shape_name(shape: Any) -> str:
-    """Return such as: chain of 4, tree 4-16-16, tree of up to 16, 8 deep."""
+    """Return a shape's name, such as: chain of 4; tree 4-16-16; tree of up to 16, 8 deep."""
     shape = shape if isinstance(shape, Budget) else shape_of(shape)
     if isinstance(shape, Budget):
         return f"tree of up to {shape.nodes}, {shape.depth} deep"
@@ -185,7 +185,7 @@ def parse(section: dict[str, Any]) -> Settings:
 
 
 def _check_engine(section: Settings, engine: Engine) -> None:
-    """Raise ValueError, with the key, for what this engine cannot do."""
+    """Raise ValueError, with the key, for a setting that this engine cannot decode or that is not measured with it."""
     instead = f"or evaluation.engine: {OURS}"
     for setting in section.settings:
         if not isinstance(setting.shape, int):
@@ -202,7 +202,7 @@ def _check_engine(section: Settings, engine: Engine) -> None:
 
 
 def check_interpreter(python: str, engine: Engine) -> None:
-    """Raise ValueError, with the command that makes it, where an engine's interpreter is missing or is no program."""
+    """Raise ValueError, with the command that installs it, if an engine's interpreter is missing or cannot be run."""
     if not os.access(python, os.X_OK) or not Path(python).is_file():
         why = "is no program" if Path(python).exists() else "no such file"
         raise ValueError(
@@ -212,7 +212,7 @@ def check_interpreter(python: str, engine: Engine) -> None:
 
 
 def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
-    """Return one task. Raises ValueError that names the key."""
+    """Return one task of the section. Raises ValueError that names the wrong key."""
     key = f"evaluation.tasks.{name}"
     if ("data" in settings) == ("source" in settings):
         raise ValueError(
@@ -250,9 +250,9 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
 
 
 def check_room(name: str, task: Task, positions: int, layout: int = 0) -> int:
-    """Return the most tokens of a task's prompt beside a target of so many positions and the chat template's `layout` tokens.
+    """Return the most tokens of a task's prompt. positions: of the target; layout: tokens that the chat template adds.
 
-    Raises ValueError, with the key, where there is no room for a prompt and its answer, or for prompts as long as asked for.
+    Raises ValueError, with the key, if no prompt and answer fit into the positions, or not the longest prompts asked for.
     """
     longest = positions - task.new_tokens - ROOM - layout
     if longest < 2:

@@ -20,17 +20,17 @@ from longspec.measure.engines.protocol import Answer, Job, Request, cut, run, wi
 
 PACKAGE = "xllamacpp"
 INSTALL = "install the one of serve/llama.cpp.txt, by `make .venv-serve/llama.cpp/.stamp`"
-# Its threads spin while they wait, and fight with all else that runs: so one, unless a user says more.
+# Its threads spin while they wait and slow down everything else that runs, so it gets one unless the user sets more.
 THREADS = "OMP_NUM_THREADS"
-ERRORS_ALONE = 1  # of what it prints
+ERRORS_ALONE = 1  # log level: it prints errors only
 KEPT = re.compile(r'^llamacpp:spec_decode_num_accepted_tokens_per_pos_total\{position="(\d+)"\} (\d+)$', re.MULTILINE)
-LOOKUP_NGRAM = 3  # tokens that must stand in the text before; decode.lookup.LookupDrafter takes these or fewer
-MOST_TRIED = 100_000  # ways to read rounds that the stream leaves open
+LOOKUP_NGRAM = 3  # tokens that must occur earlier in the text; decode.lookup.LookupDrafter takes these or fewer
+MOST_TRIED = 100_000  # most ways tried to split kept drafts into rounds
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A running server. tokens: drafted ones of a round, 0 without draft; draft: its file, None for none."""
+    """Hold a running server. tokens: drafted in each round, 0 without draft; draft: its file, None without one."""
 
     server: Any
     tokens: int
@@ -39,7 +39,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Event:
-    """Hold what the server's stream says at a token: tokens, drafts made and kept so far, seconds since the first."""
+    """Hold what the server's stream reports at a token: tokens, drafts made and kept so far, seconds since the first token."""
 
     tokens: int
     drafted: int
@@ -48,7 +48,7 @@ class Event:
 
 
 def load(job: Job) -> Engine:
-    """Start the server; it raises RuntimeError where it refuses."""
+    """Start the server. Raises RuntimeError if it refuses."""
     import xllamacpp
 
     return Engine(xllamacpp.Server(_settings(job, xllamacpp)), job.tokens if job.method else 0, job.draft)
@@ -59,7 +59,7 @@ def _settings(job: Job, xllamacpp: Any) -> Any:
     settings = xllamacpp.CommonParams()
     threads = int(os.environ.get(THREADS) or 1)
     settings.model.path = job.model
-    settings.n_ctx = job.positions + job.tokens + 2  # it drafts no further than two tokens from its end
+    settings.n_ctx = job.positions + job.tokens + 2  # it stops drafting two tokens before its end
     settings.n_parallel = 1
     settings.fit_params = settings.warmup = settings.ctx_shift = settings.ui = False
     settings.cache_ram_mib = 0
@@ -68,7 +68,7 @@ def _settings(job: Job, xllamacpp: Any) -> Any:
     draft = settings.speculative.draft
     for each in (settings.cpuparams, settings.cpuparams_batch, draft.cpuparams, draft.cpuparams_batch):
         each.n_threads = threads
-    if job.dtype == "float32":  # else keys and values are kept in float16, and its flash attention rounds to that
+    if job.dtype == "float32":  # else it stores keys and values in float16, and its flash attention rounds to float16
         settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         for each in (settings, draft):
             each.cache_type_k = each.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
@@ -76,7 +76,7 @@ def _settings(job: Job, xllamacpp: Any) -> Any:
         kind = f"COMMON_SPECULATIVE_TYPE_{job.method.upper().replace('-', '_')}"
         settings.speculative.types = [getattr(xllamacpp.common_speculative_type, kind)]
         draft.n_max, draft.n_min, draft.p_min = job.tokens, 0, 0.0
-        lookup = settings.speculative.ngram_simple  # which does not ask n_max
+        lookup = settings.speculative.ngram_simple  # ngram_simple does not read n_max
         lookup.size_n, lookup.size_m = LOOKUP_NGRAM, job.tokens
         if job.draft is not None:
             draft.mparams.path = job.draft
@@ -86,8 +86,8 @@ def _settings(job: Job, xllamacpp: Any) -> Any:
 def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     """Decode a request greedily.
 
-    It is asked for a round more than is wanted: its last rounds draft no further than the text may go. Raises ValueError where
-    its stream and its counters contradict each other, and where it decodes without the draft, which it does not refuse.
+    The server is asked for one round more than needed, since its last rounds draft no further than the text may go. Raises
+    ValueError if its stream and its counters disagree, and if it silently decodes without the draft.
     """
     body = {
         "prompt": request.prompt,
@@ -103,12 +103,12 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
     counted = [now - earlier for now, earlier in zip(_kept_by_place(engine), before, strict=True)]
     others = [_streamed(engine, body)[1] for _ in range(repeats - 1)]
     text, likeliest = seen, list[dict[str, Any]]()
-    if request.best or len(seen) < events[-1].tokens:  # the stream leaves out tokens that end within a character
+    if request.best or len(seen) < events[-1].tokens:  # the stream omits tokens that end within a character
         with _asked(engine, "POST", "/completion", body | ({"n_probs": request.best} if request.best else {})) as reply:
             whole = json.loads(reply.read())
         text, likeliest = whole["tokens"], whole.get("completion_probabilities", [])
         behind = iter(text)
-        if lost := [token for token in seen if token not in behind]:  # each is looked for behind the one before
+        if lost := [token for token in seen if token not in behind]:  # each is searched after the one before
             raise ValueError(f"{request.id}: llama.cpp's text lacks {lost} when it is asked again; {INSTALL}")
     kept = rounds_of(events, engine.tokens, counted)
     text = cut(text, request)
@@ -122,16 +122,16 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
 
 
 def rounds_of(events: list[Event], chain: int, counted: list[int]) -> list[int]:
-    """Return the drafts kept in each round, the prompt's step left out.
+    """Return the drafts kept in each round, without the prompt's step. counted: the server's counters by position.
 
-    The stream is silent while a character lacks bytes; what several rounds in such a silence have kept together is parted so
-    that it gives the counters by place. Raises ValueError where none does.
+    The stream is silent within a character. The total that several rounds in such a silence kept is split so that the result
+    agrees with the counters. Raises ValueError if no split does.
     """
     ways: list[list[tuple[int, ...]]] = []
-    last = Event(1, 0, 0, 0.0)  # where the round ended that was read last
+    last = Event(1, 0, 0, 0.0)  # the end of the last round that was read
     for event in events:
         new, drafted, kept = event.tokens - last.tokens, event.drafted - last.drafted, event.kept - last.kept
-        if new <= 0:  # of the same round
+        if new <= 0:  # still the same round
             continue
         rounds = max(1, -(-drafted // chain) if chain else 0, new - kept)
         ways.append(list(_ways(rounds, kept, chain, new)))
@@ -144,16 +144,16 @@ def rounds_of(events: list[Event], chain: int, counted: list[int]) -> list[int]:
 
 
 def _ways(rounds: int, kept: int, chain: int, new: int) -> Iterator[tuple[int, ...]]:
-    """Yield the ways in which so many rounds keep so many drafts, the last of them at the text's `new`th token from here."""
+    """Yield the ways `rounds` rounds can keep `kept` drafts, with the last one reaching the text's `new`th token from here."""
     for way in product(range(min(chain, kept) + 1), repeat=rounds):
         if sum(way) == kept and sum(way[:-1]) + rounds - 1 < new:
             yield way
 
 
 def _best(text: list[int], likeliest: list[dict[str, Any]]) -> Iterator[list[tuple[int, float]]]:
-    """Yield the likeliest tokens at each place, with their log probabilities, which differ as the logits do.
+    """Yield the likeliest tokens at each place with their log probabilities, whose differences are those of the logits.
 
-    At a token that ends within a character the server leaves them out; the token itself is then all that is known.
+    The server omits a token that ends within a character; then the token itself is all that is known.
     """
     left = iter(likeliest)
     place = next(left, None)
@@ -166,14 +166,14 @@ def _best(text: list[int], likeliest: list[dict[str, Any]]) -> Iterator[list[tup
 
 
 def _kept_by_place(engine: Engine) -> list[int]:
-    """Return the server's counters; none before the first draft."""
+    """Return the server's counters of kept drafts by position; zeros before the first draft."""
     with _asked(engine, "GET", "/metrics", None) as reply:
         found = {int(place): int(count) for place, count in KEPT.findall(reply.read().decode())}
     return [found.get(place, 0) for place in range(engine.tokens)]
 
 
 def _streamed(engine: Engine, body: dict[str, Any]) -> tuple[list[int], list[Event]]:
-    """Return the tokens that the stream names, and what it says at each."""
+    """Return the tokens that the stream names, and an event for each of its messages."""
     tokens: list[int] = []
     events: list[Event] = []
     with _asked(engine, "POST", "/completion", body | {"stream": True, "timings_per_token": True}) as reply:
@@ -188,7 +188,7 @@ def _streamed(engine: Engine, body: dict[str, Any]) -> tuple[list[int], list[Eve
 
 
 def _asked(engine: Engine, verb: str, path: str, body: dict[str, Any] | None) -> http.client.HTTPResponse:
-    """Ask the server, past any proxy. Raises ValueError with its words where it refuses."""
+    """Send a request to the server, past any proxy. Raises ValueError with the server's words if it refuses."""
     connection = http.client.HTTPConnection(urlsplit(engine.server.listening_address).netloc)
     content = None if body is None else json.dumps(body)
     connection.request(verb, path, content, {"Content-Type": "application/json", "Connection": "close"})

@@ -20,15 +20,15 @@ from longspec.measure.engines.protocol import Answer, Job, Request, cut, run, wi
 INSTALL = "install the one of serve/openvino.txt, by `make .venv-serve/openvino/.stamp`"
 CONVERTER = "longspec.measure.engines.openvino_ir"
 THREADS = "OMP_NUM_THREADS"
-# In which OpenVINO computes, and keeps keys and values, which it quantizes to 8 bits unless it is told.
+# Precision of OpenVINO's computation and of its keys and values, which it quantizes to 8 bits by default.
 PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
-LOOKUP, NGRAM = "prompt_lookup", 3  # n-grams as of decode.lookup.LookupDrafter
-CHUNK = 256  # tokens of a forward whose logits are all held
+LOOKUP, NGRAM = "prompt_lookup", 3  # n-grams as in decode.lookup.LookupDrafter
+CHUNK = 256  # tokens of one forward, whose logits are all in memory
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A pipeline. tokens: drafted ones of a round, 0 without draft; target: the compiled target, which alone tells logits."""
+    """Hold a pipeline. tokens: drafted in each round, 0 without draft; target: the compiled target, for logits."""
 
     pipeline: Any
     kind: str | None
@@ -37,7 +37,7 @@ class Engine:
 
 
 def load(job: Job) -> Engine:
-    """Start the pipeline of a job. Raises ValueError for what cannot be converted or is not loaded."""
+    """Start the pipeline of a job. Raises ValueError if a model cannot be converted or loaded."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     target, draft = _converted(job)
     try:
@@ -69,12 +69,12 @@ def _started(job: Job, target: Path, draft: Path | None) -> Engine:
 
 
 def _last_line(error: Exception) -> str:
-    """Return what OpenVINO says; the lines before name its own source."""
+    """Return the last line of OpenVINO's error; the lines before name its own source files."""
     return str(error).strip().splitlines()[-1]
 
 
 def _converted(job: Job) -> tuple[Path, Path | None]:
-    """Return the folders of target and draft in OpenVINO's format, in job.scratch where they are not so already."""
+    """Return the folders of target and draft in OpenVINO's format, converted into job.scratch if needed; None: no draft."""
     target, draft, out = Path(job.model), None if job.draft is None else Path(job.draft), Path(job.scratch)
     own_target, own_draft = is_converted(target), draft is not None and is_converted(draft)
     if own_target and draft is not None and not own_draft:
@@ -94,10 +94,10 @@ def _converted(job: Job) -> tuple[Path, Path | None]:
 
 
 def answer(engine: Engine, request: Request, repeats: int) -> Answer:
-    """Decode a request greedily. The repeats are told by their seconds alone.
+    """Decode a request greedily. Only the seconds of the further repeats are kept.
 
-    It is asked for a round more than is wanted: its last rounds draft no further than the text may go. Raises ValueError where
-    OpenVINO refuses the request.
+    The pipeline is asked for one round more than needed, since its last rounds draft no further than the text may go. Raises
+    ValueError if OpenVINO refuses the request.
     """
     import numpy
     import openvino
@@ -122,9 +122,9 @@ def answer(engine: Engine, request: Request, repeats: int) -> Answer:
 
 
 def rounds_within(sizes: list[int], length: int) -> list[int]:
-    """Return the drafts kept in each round within a text of this length, by the tokens of each step; the prompt's is first.
+    """Return the drafts kept in each round of a text of this length. sizes: tokens of each step, the prompt's step first.
 
-    Raises ValueError for steps that are not of this text.
+    Raises ValueError if the steps do not belong to this text.
     """
     if sum(sizes) < length or sizes[0] != 1:
         raise ValueError(f"OpenVINO names steps of {sizes} tokens for a text of {length}; {INSTALL}")
@@ -138,7 +138,7 @@ def _settings(engine: Engine, request: Request) -> Any:
     settings.max_new_tokens = request.max_tokens + engine.tokens
     settings.do_sample = False
     settings.ignore_eos = not request.stop
-    # Without a tokenizer it knows none, and asks for one.
+    # Without a tokenizer it knows no end-of-text token, but requires one.
     settings.eos_token_id = request.stop[0] if request.stop else 0
     settings.stop_token_ids = set(request.stop)
     if engine.tokens:
@@ -149,7 +149,7 @@ def _settings(engine: Engine, request: Request) -> Any:
 
 
 def _best(target: Any, request: Request, tokens: list[int]) -> Iterator[list[tuple[int, float]]]:
-    """Yield the likeliest tokens at each place of a text, with their logits, by the target alone: the pipeline has none."""
+    """Yield the likeliest tokens at each place of a text with their logits, from the target alone: the pipeline gives none."""
     import numpy
 
     ids = [*request.prompt, *tokens[:-1]]

@@ -29,7 +29,7 @@ TASK = "text-generation-with-past"
 
 
 def is_converted(folder: Path) -> bool:
-    """Return whether a folder has a model in OpenVINO's format."""
+    """Tell whether a folder has a model in OpenVINO's format."""
     return (folder / MODEL).is_file()
 
 
@@ -45,7 +45,7 @@ def convert_target(folder: Path, out: Path) -> None:
 
 
 def layers_of(folder: Path) -> list[int]:
-    """Return the layers whose outputs a draft reads. Raises ValueError for a folder that does not say it."""
+    """Return the layers whose outputs a draft reads. Raises ValueError if the folder's configuration does not name them."""
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if LAYERS not in content:
         raise ValueError(f"{folder}: config.json has no {LAYERS}; make it by `longspec export DRAFT --layout openvino`")
@@ -61,7 +61,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     from transformers import LlamaConfig
 
     class Draft(LlamaEagle3ForCausalLM):
-        """A class of this module: optimum-intel looks for the library of its own classes in vain."""
+        """Define the class here: optimum-intel cannot tell the library of its own classes."""
 
     layers, content = layers_of(folder), json.loads((folder / "config.json").read_text(encoding="utf-8"))
     draft = Draft(LlamaConfig(**content))
@@ -75,7 +75,7 @@ def convert_draft(folder: Path, target: Path, out: Path) -> None:
     model.set_rt_info(layers, [LAYERS])
     openvino.save_model(model, out / MODEL, compress_to_fp16=False)
     shutil.copyfile(plain / "config.json", out / "config.json")
-    del model  # its weights are those of the file, which is gone with the folder beside
+    del model  # its weights are mapped from a file in a folder that is removed after this
 
 
 def _load_target(folder: Path) -> Any:
@@ -93,7 +93,7 @@ def _write(model: Any, out: Path) -> None:
 
 
 def make(target: Path, draft: Path | None, out: Path) -> None:
-    """Write out/target and, of a draft, out/draft. What is there already is left alone; each appears whole."""
+    """Write out/target and, if there is a draft, out/draft. An existing folder is kept; each new one appears whole."""
     work: dict[str, Callable[[Path], None]] = {"target": partial(convert_target, target)}
     if draft is not None:
         work["draft"] = partial(convert_draft, draft, target)
@@ -107,7 +107,7 @@ def make(target: Path, draft: Path | None, out: Path) -> None:
 
 
 def main() -> None:
-    """Convert what the command line names."""
+    """Convert the models that the command line names."""
     parser = argparse.ArgumentParser(description="Write a target and its EAGLE-3 draft in OpenVINO's format.")
     parser.add_argument("target", type=Path, help="the target's folder")
     parser.add_argument("out", type=Path, help="the folder to make `target` and `draft` in")
@@ -115,7 +115,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     logging.captureWarnings(True)
-    logging.getLogger("py.warnings").setLevel(logging.ERROR)  # its tracer's, of each layer
+    logging.getLogger("py.warnings").setLevel(logging.ERROR)  # its tracer warns for each layer
     try:
         make(options.target, options.draft, options.out)
     except ValueError as error:

@@ -13,14 +13,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-REFUSED = "refused"  # field of a line that stands in place of answers: why the engine gives none
+REFUSED = "refused"  # field of a line that replaces the answers: why the engine gives none
 
 
 @dataclass(frozen=True)
 class Request:
-    """One text to decode. Temperature 0 is greedy; stop: tokens that end the text, which keeps them.
+    """Hold one text to decode. Temperature 0 is greedy; stop: tokens that end the text, which keeps them.
 
-    best: how many of the likeliest tokens are told at each place of the text, with their logits.
+    best: the number of likeliest tokens to return at each place of the text, with their logits.
     """
 
     id: str
@@ -34,10 +34,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A model and its requests. method: the engine's name of the kind of draft, None to decode without; tokens: of each draft.
+    """Hold a model and its requests. method: the engine's name for the kind of draft, None: no draft; tokens: of each draft.
 
-    draft: the folder of its weights, None for kinds that have none; positions: of the longest text with its drafts; repeats:
-    how often each request is decoded; scratch: a folder for what an engine makes of these files, which its next start finds.
+    draft: the folder of its weights, None for kinds without any; positions: of the longest text with its drafts; repeats: how
+    often each request is decoded; scratch: a folder for files that an engine makes, which its next start finds again.
     """
 
     model: str
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def files(self) -> str:
-        """Return the names of what is loaded, for errors."""
+        """Return the paths of what is loaded, for error messages."""
         return " and ".join(filter(None, (self.model, self.draft)))
 
 
@@ -64,10 +64,10 @@ def read_job(path: Path) -> Job:
 
 @dataclass(frozen=True)
 class Answer:
-    """One decoded text, as the engine told it.
+    """Hold one decoded text, as the engine reports it.
 
-    tokens: the text; accepted: drafted tokens kept in each round, the last one's uncut; best: at each place (token, logit) of
-    the likeliest ones, best first; seconds: from the first token to the end, of every repeat.
+    tokens: the text; accepted: drafted tokens kept in each round, the last round's not cut at the end of the text; best: at
+    each place (token, logit) of the likeliest tokens, best first; seconds: from the first token to the end, for each repeat.
     """
 
     id: str
@@ -78,21 +78,21 @@ class Answer:
 
 
 def within(kept: list[int], length: int) -> list[int]:
-    """Return the rounds that begin within a text of this length; the last one is whole."""
+    """Return the kept drafts of the rounds that begin within a text of this length; the last round is not cut."""
     return [count for number, count in enumerate(kept) if 1 + number + sum(kept[:number]) < length]
 
 
 def cut(text: list[int], request: Request) -> list[int]:
-    """Return a text up to the token that ends it, and no longer than was asked for."""
+    """Return a text up to the token that ends it, at most request.max_tokens long."""
     ends = (place for place, token in enumerate(text[: request.max_tokens], start=1) if token in request.stop)
     return text[: next(ends, request.max_tokens)]
 
 
 def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[[Any, Request, int], Answer]) -> None:
-    """Print the versions of an engine's packages, or the answers to a job, and why it refuses it (ValueError) behind them.
+    """Print the versions of an engine's packages, or an answer for each request of a job; last, if it refuses, a line why.
 
-    The command line is --versions or a job's file. packages: the first is the engine's own; answer: of what load has loaded, a
-    request and a number of repeats. All that the engine prints goes to the standard error: the standard output is for answers.
+    The command line is --versions or a job's file. packages: the engine's own first; load: job -> loaded model; answer: takes
+    it, a request and the number of repeats. ValueError is a refusal. The engine's own prints go to standard error.
     """
     (asked,) = sys.argv[1:]
     if asked == "--versions":
@@ -107,7 +107,7 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
     with os.fdopen(out, "w", encoding="utf-8") as answers:
         try:
             loaded = _loaded(load, job)
-            answer(loaded, job.requests[0], 1)  # its first times are those of a cold start
+            answer(loaded, job.requests[0], 1)  # warm-up: the first times are slow
             for request in job.requests:
                 answers.write(json.dumps(asdict(answer(loaded, request, job.repeats))) + "\n")
                 answers.flush()
@@ -117,7 +117,7 @@ def run(packages: tuple[str, ...], load: Callable[[Job], Any], answer: Callable[
 
 
 def _loaded(load: Callable[[Job], Any], job: Job) -> Any:
-    """Load a job. Raises ValueError for whatever an engine raises as it starts, but for a lack of memory or disk."""
+    """Load a job. Raises ValueError for any error at an engine's start; MemoryError and OSError pass unchanged."""
     try:
         return load(job)
     except (ValueError, MemoryError, OSError):

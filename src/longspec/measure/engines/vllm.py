@@ -15,8 +15,8 @@ from typing import Any
 
 from longspec.measure.engines.protocol import Answer, Job, Request, run
 
-# Before vLLM is imported. Nothing is asked of a network and nothing reported; a user's own values stand. On a CPU: one thread
-# that is bound to no core (bound ones fight with all else that runs there), one GiB of keys and values, one process.
+# Set before vLLM is imported; values that the user has set stay. No network, no usage statistics. On a CPU: one thread bound to
+# no core (bound threads slow down everything else there), one GiB of keys and values, one process.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
 }
-# The plugin refuses the other model runner, which vLLM takes on GPUs.
+# The plugin refuses vLLM's second model runner, the default on GPUs.
 OF_METHOD: dict[str | None, dict[str, str]] = {"draft_model": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}
 PLUGIN = "longspec-vllm"
 INSTALL = "`make .venv-serve/vllm/.stamp` installs it, or `pip install --no-deps plugins/vllm` by the pip of that environment"
@@ -35,7 +35,7 @@ BY_PLACE = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 def check_on_cpu(draft: str | Path) -> None:
-    """Raise ValueError, with the recipe's key, for a draft folder that vLLM computes otherwise on a CPU."""
+    """Raise ValueError, with the recipe's key, for a draft folder that vLLM computes wrongly on a CPU."""
     settings = json.loads((Path(draft) / "config.json").read_text(encoding="utf-8")).get("settings") or {}
     if settings.get("tied_k_norm") is False and settings["depth"] > 1:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_on_cpu(draft: str | Path) -> None:
 
 
 def load(job: Job) -> Any:
-    """Return the engine of a job, an `LLM` of vLLM's."""
+    """Return the engine of a job, vLLM's `LLM`. Raises ValueError, with the fix, for what this environment cannot measure."""
     for name, value in (ENVIRONMENT | OF_METHOD.get(job.method, {})).items():
         os.environ.setdefault(name, value)
     from vllm import LLM
@@ -65,8 +65,8 @@ def load(job: Job) -> Any:
     if sampled and job.draft is not None:
         draft["draft_sample_method"] = "probabilistic"  # else drafts are greedy, and fewer of them are kept
     if job.method == "ngram":
-        draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as of decode.lookup.LookupDrafter
-    # A seeded request whose prompt is computed in parts ends vLLM on a CPU.
+        draft |= {"prompt_lookup_max": 3, "prompt_lookup_min": 1}  # n-grams as in decode.lookup.LookupDrafter
+    # vLLM crashes on a CPU if a seeded request's prompt is computed in parts.
     whole = {"max_num_batched_tokens": job.positions} if sampled and current_platform.is_cpu() else {}
     return LLM(
         model=job.model,
@@ -85,13 +85,13 @@ def load(job: Job) -> Any:
 
 
 def answer(llm: Any, request: Request, repeats: int) -> Answer:
-    """Decode a request. The repeats are told by their seconds alone: greedy text and drafts are the same in each."""
+    """Decode a request. Only the seconds of the further repeats are kept: greedy text and drafts are the same in each."""
     first, *others = [_decode(llm, request, repeat) for repeat in range(repeats)]
     return Answer(id=request.id, **first | {"seconds": [each["seconds"] for each in (first, *others)]})
 
 
 def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
-    """Return the fields of an Answer, of one repeat."""
+    """Return the fields of an Answer, for one repeat."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -100,7 +100,7 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
         seed=request.seed,
         max_tokens=request.max_tokens,
         stop_token_ids=request.stop,
-        ignore_eos=True,  # `stop` has all that end a text
+        ignore_eos=True,  # `stop` holds all tokens that end a text
         logprobs=request.best or None,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
@@ -120,7 +120,7 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
                 first = time.perf_counter()
             tokens += new.token_ids
             steps.append(len(new.token_ids))
-            for place in new.logprobs or []:  # vLLM adds the token that it has chosen to the likeliest ones
+            for place in new.logprobs or []:  # vLLM adds the chosen token to the likeliest ones
                 by_logit = sorted(((token, float(found.logprob)) for token, found in place.items()), key=lambda pair: -pair[1])
                 best.append(by_logit[: request.best])
     ended = time.perf_counter()
@@ -129,10 +129,10 @@ def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:
 
 
 def rounds_of(steps: list[int], counted: int = 0, *by_place: int) -> list[int]:
-    """Return the drafted tokens kept in each round: a step's tokens less the target's own; the prompt's step is no round.
+    """Return the drafted tokens kept in each round: a step's tokens minus the target's own; the prompt's step is no round.
 
-    counted, by_place: by how much the counters grew. The last step may be cut, where the text ends; the counter tells what its
-    round kept. Raises RuntimeError where the counters by place are not those of these rounds: one is misread then.
+    counted, by_place: growth of vLLM's counters. The end of the text may cut the last step, so the counter gives what its
+    round kept. Raises RuntimeError if these rounds disagree with the counters by place: then one of them is misread.
     """
     kept = [size - 1 for size in steps[1:]]
     kept[-1:] = [counted - sum(kept[:-1])] if kept else []
@@ -145,7 +145,7 @@ def rounds_of(steps: list[int], counted: int = 0, *by_place: int) -> list[int]:
 
 
 def _counters(llm: Any) -> list[int]:
-    """Return vLLM's counters of kept drafts: all, then by place; none where nothing was drafted so far."""
+    """Return vLLM's counters of kept drafts: the total, then by place; empty if nothing was drafted so far."""
     found = {metric.name: metric for metric in llm.get_metrics()}
     return [found[ACCEPTED].value, *found[BY_PLACE].values] if ACCEPTED in found else []
 
