@@ -14,31 +14,31 @@ if TYPE_CHECKING:
 
 
 def names() -> list[str]:
-    """The methods that there are: the folders of this room."""
+    """Return the names of all methods: the folders of this package."""
     return sorted(path.parent.name for path in Path(__file__).parent.glob("*/settings.py"))
 
 
 def settings_of(name: str) -> Any:
-    """A method's settings module. Raises ValueError, naming those that there are, for an unknown one."""
+    """Return a method's settings module. Raises ValueError, naming the known methods, for an unknown one."""
     if name not in names():
         raise ValueError(f"recipe.method.name: {name!r} is unknown; choose one of {', '.join(names())}")
     return import_module(f"longspec.methods.{name}.settings")
 
 
 def method(name: str) -> "Method":
-    """A method by its name. Raises ValueError, naming those that there are, for an unknown one."""
+    """Return a method by its name. Raises ValueError, naming the known methods, for an unknown one."""
     settings_of(name)
     return import_module(f"longspec.methods.{name}.method").METHOD
 
 
 def layouts_of(name: str) -> dict[str, Any]:
-    """The modules of other programs' layouts that a method can write its draft folders in, by the layouts' names."""
+    """Return layout name -> module, for each layout of another program that a method can write its draft folders in."""
     files = sorted((Path(__file__).parent / name).glob("*_layout.py"))
     return {path.stem.removesuffix("_layout"): import_module(f"longspec.methods.{name}.{path.stem}") for path in files}
 
 
 def served(name: str, engine: str) -> Served:
-    """Return how an engine loads draft folders of a method. Raises ValueError, with the key, where it loads none."""
+    """Return how an engine loads draft folders of a method. Raises ValueError, with the key, if it loads none."""
     found: Served | None = settings_of(name).SERVED.get(engine)
     if found is None:
         others = [each for each in ENGINES if each in settings_of(name).SERVED]
@@ -48,20 +48,20 @@ def served(name: str, engine: str) -> Served:
 
 
 def check_layout(name: str, values: Any, layout: str | None, context: int | None) -> None:
-    """Raise ValueError, with the key, for a method's values that a layout cannot represent beside texts of `context` tokens."""
+    """Raise ValueError, with the key, for values of recipe.method that a layout cannot represent with `context` tokens."""
     check = getattr(settings_of(name), "check_layout", None)
     if layout is not None and check is not None:
         check(layout, values, context)
 
 
 def implied(name: str, tokens: int) -> dict[str, Any]:
-    """Return the keys of recipe.method that follow from a target of so many tokens."""
+    """Return the keys of recipe.method that follow from a target with `tokens` tokens."""
     of_tokens = getattr(settings_of(name), "implied", None)
     return {} if of_tokens is None else dict(of_tokens(tokens))
 
 
 def check_chain(recipe: Any, chain: int) -> None:
-    """Raise ValueError, with the key, for more drafted tokens of a round than an engine can be asked for."""
+    """Raise ValueError, with the key, if a round is to draft more tokens than drafts of this recipe have."""
     longest = getattr(settings_of(recipe.method.name), "longest_chain", None)
     if longest is not None and chain > longest(recipe):
         told = f"drafts of this recipe have at most {longest(recipe)} tokens; ask for no more"
@@ -69,20 +69,20 @@ def check_chain(recipe: Any, chain: int) -> None:
 
 
 def published_method(config: dict[str, Any]) -> str | None:
-    """Return the method whose drafts others publish with such a config.json (PUBLISHED of its settings); None: no known one."""
+    """Return the method of drafts that others publish with this config.json (PUBLISHED in its settings); None: unknown."""
     known = {name: getattr(settings_of(name), "PUBLISHED", None) for name in names()}
     return next((name for name, part in known.items() if part is not None and part in str(config.get("architectures"))), None)
 
 
 def method_of_file() -> str:
-    """Return the method whose published weight files come without a configuration."""
+    """Return the method whose published weight files have no configuration."""
     return next(name for name in names() if settings_of(name).NAMELESS_FILES)
 
 
 def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["Method", Any]:
-    """The method that a recipe chooses, and its settings; with the draft vocabulary where weights are trained or read.
+    """Return a recipe's method and its settings; these hold the draft vocabulary if the method's drafts have their own.
 
-    A vocabulary that is no more than chosen for decoding is no part of them: see drafter.
+    A vocabulary that is only chosen for decoding is not part of the settings: see drafter.
     """
     name = recipe.method.name
     settings = settings_of(name)
@@ -91,9 +91,9 @@ def method_of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> tuple["
 
 
 def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: DraftVocabulary | None = None) -> "Drafter":
-    """The drafter that decodes with a method's layer beside its target.
+    """Return the drafter that decodes with a method's layer and its target.
 
-    vocabulary: the tokens to propose; where the method's drafts have their own these are in the settings already.
+    vocabulary: the tokens to propose; ignored if the method's drafts have their own, which the settings hold.
     """
     made: Drafter = import_module(f"longspec.methods.{name}.drafter").drafter(
         target, layer, settings, None if has_own_vocabulary(name) else vocabulary
@@ -102,19 +102,19 @@ def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: Draft
 
 
 def vocabulary_size(recipe: Any) -> int | None:
-    """How many tokens of the target a recipe's draft can propose; None: all, so that no vocabulary is counted."""
+    """Return the number of target tokens a recipe's draft can propose; None: all, so no vocabulary is counted."""
     return getattr(recipe.method, "vocabulary", None)
 
 
 def vocabulary_lender(recipe: Any) -> str | None:
-    """The run whose draft vocabulary a recipe takes over; None where it is counted on the run's own rows."""
+    """Return the run whose draft vocabulary a recipe takes over; None: it is counted on the run's own rows."""
     return getattr(recipe.method, "vocabulary_from", None)
 
 
 def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
-    """The draft vocabulary of a recipe from its file.
+    """Return a recipe's draft vocabulary, read from its file; None: the draft proposes all tokens.
 
-    Raises ValueError for one that is missing, unwanted or of another size.
+    Raises ValueError if the file is missing, unwanted or of another size.
     """
     size = vocabulary_size(recipe)
     if size is None and path is not None:
@@ -133,14 +133,14 @@ def vocabulary_for(recipe: Any, path: Path | None) -> DraftVocabulary | None:
 
 
 def has_own_vocabulary(name: str) -> bool:
-    """Whether the tokens that a method's drafts can propose are trained, so that decoding has no choice of them."""
+    """Tell whether a method's drafts are trained for a vocabulary of their own, so that decoding cannot choose one."""
     return any(field.name == "vocabulary" for field in fields(settings_of(name).Method))
 
 
 def chosen_vocabulary(name: str, path: Path | None) -> DraftVocabulary | None:
-    """The draft vocabulary that decoding chooses for a draft of this method; None: all.
+    """Return the draft vocabulary that decoding chooses for a draft of this method; None: all tokens.
 
-    Raises ValueError for a method whose drafts have one of their own.
+    Raises ValueError if the method's drafts have their own vocabulary.
     """
     if path is None:
         return None
@@ -150,32 +150,32 @@ def chosen_vocabulary(name: str, path: Path | None) -> DraftVocabulary | None:
 
 
 def decoded_vocabulary(recipe: Any, path: Path | None) -> DraftVocabulary | None:
-    """The draft vocabulary that a recipe's draft decodes with: its own, or the one that is chosen for it; None: all tokens."""
+    """Return the draft vocabulary that a recipe's draft decodes with, its own or one chosen for decoding; None: all tokens."""
     name = recipe.method.name
     return vocabulary_for(recipe, path) if has_own_vocabulary(name) else chosen_vocabulary(name, path)
 
 
 def soft_labels(recipe: Any) -> bool:
-    """Whether a recipe's draft learns the target's distribution, and not the text's tokens alone."""
+    """Tell whether a recipe's draft learns the target's distribution, not the text's tokens alone."""
     return bool(settings_of(recipe.method.name).soft_labels(recipe))
 
 
 def loss_weight(recipe: Any) -> float | None:
-    """Return what weighs a token in a recipe's training loss, summed over its steps or slots; None: the loss is not in nats."""
+    """Return a token's weight in a recipe's training loss, summed over steps or slots; None: the loss is not in nats."""
     weight: float | None = settings_of(recipe.method.name).loss_weight(recipe)
     return weight
 
 
 def measures_target(recipe: Any, runtime: Any) -> bool:
-    """Whether the target's own loss on the trained rows is measured: asked for, and known from the states that are read.
+    """Tell whether training measures the target's own loss: it is asked for, and the states that are read allow it.
 
-    Stored ones of hard labels hold no final hidden state.
+    States stored for hard labels hold no final hidden state.
     """
     return bool(runtime.log_target_loss and (recipe.states.source == "online" or soft_labels(recipe)))
 
 
 def of_target(target: str) -> tuple[str, str]:
-    """Method and model type that a published `_target_` stands for. Raises ValueError, naming the known ones."""
+    """Return method and model type of a published `_target_`. Raises ValueError, naming the known ones, for an unknown one."""
     known = {path: (name, model_type) for name in names() for model_type, path in settings_of(name).TARGETS.items()}
     if target not in known:
         raise ValueError(f"recipe.model._target_: {target!r} is unknown; known are {', '.join(dict.fromkeys(known))}")
@@ -183,7 +183,7 @@ def of_target(target: str) -> tuple[str, str]:
 
 
 def check_drafts_for(name: str, model_type: str, key: str) -> None:
-    """Raise ValueError, with the reason and the methods that do, where a method has no drafts for a family of targets."""
+    """Raise ValueError if a method has no drafts for a family of targets, with the reason and the methods that have."""
     own = settings_of(name)
     if model_type in own.FAMILIES:
         return
@@ -195,8 +195,8 @@ def check_drafts_for(name: str, model_type: str, key: str) -> None:
 
 
 def check_family_named(recipe: Any, model_type: str, path: str) -> None:
-    """Raise ValueError when a target's model type is not the one that a typed recipe names, as family or by its class, or when
-    its method has no drafts for it.
+    """Raise ValueError if a target's model type is not the one a typed recipe names, as family or by its class, or if the
+    recipe's method has no drafts for it.
     """
     check_drafts_for(recipe.method.name, model_type, f"{path}: config.json")
     model = recipe.model

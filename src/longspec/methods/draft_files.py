@@ -14,7 +14,7 @@ from longspec.config.names import HUB_PREFIX
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 METHOD = "draft"  # the field of CONFIG that names the method
-FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # what is read of CONFIG
+FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # the fields of CONFIG that are read
 AGAIN = (
     "make the draft folder again by python -m longspec.draft extract, or import for a draft that was made elsewhere; or give a "
     "weight file that stands by itself"
@@ -24,8 +24,8 @@ Settings = TypeVar("Settings")
 
 
 def draft_weights_file(path: str | Path) -> Path:
-    """The file of weights behind a .pth, a .safetensors or a draft folder. Raises ValueError when there is none, and for a
-    folder whose files are not as its manifest lists them.
+    """Return the file of weights of a .pth, a .safetensors or a draft folder. Raises ValueError if there is none, or if the
+    folder's files differ from its manifest.
     """
     path = Path(path)
     check_draft_files(path if path.is_dir() else path.parent)
@@ -37,34 +37,34 @@ def draft_weights_file(path: str | Path) -> Path:
 
 
 def draft_manifest(folder: Path) -> Path:
-    """The manifest of a draft folder: beside it, so that the folder holds what is published and no more."""
+    """Return the path of a draft folder's manifest: next to it, since the folder holds only what is published."""
     return folder.parent / f"{folder.name}_manifest.json"
 
 
 def write_draft_manifest(folder: Path) -> None:
-    """Write the manifest of a draft folder that a job of the workflow has made; its readers hold the folder against it."""
+    """Write the manifest of a draft folder that a workflow job made; readers of the folder check its files against it."""
     write_manifest(draft_manifest(folder), folder, {"files": describe_files(folder, files_below(folder))})
 
 
 def check_draft_files(folder: Path) -> None:
-    """Hold a draft folder against its manifest. One that was made elsewhere, or copied, has none."""
-    manifest = draft_manifest(folder.absolute())  # a folder that is given as `.` has a name too
+    """Raise ValueError if a draft folder's files differ from its manifest. Copies and drafts made elsewhere have none."""
+    manifest = draft_manifest(folder.absolute())  # a folder given as `.` has a name too
     if manifest.is_file():
         advice = f"have it made again after: {join(['rm', '-r', str(folder)])}"
         check_files(folder, read_json(manifest)["files"], manifest, advice=advice)
 
 
 def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path, dict[str, Any]] | None:
-    """config.json of a draft folder or beside a weight file of one; None for a file of weights alone.
+    """Return path and content of config.json, of a draft folder or next to a weight file; None: there is none of a draft.
 
-    Raises ValueError that names a field which is not as a draft folder has it, and for another method than `method`, if given.
+    Raises ValueError that names a missing or wrong field, and if the draft's method is not `method`, if that is given.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     if not (folder / CONFIG).is_file():
         return None
     file, content = folder / CONFIG, read_json(folder / CONFIG)
     if METHOD not in content:
-        return None  # a target's, say
+        return None  # a target's, for example
     if content[METHOD] not in methods.names():
         raise ValueError(
             f"{file}: {METHOD}: {content[METHOD]!r} is unknown to this version, which knows {', '.join(methods.names())}"
@@ -79,18 +79,18 @@ def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path
 
 
 def find_target(draft: Path, path: str) -> Path | None:
-    """Return the folder of a draft's target, as the draft names it; None where it is not there.
+    """Return the folder of a draft's target from the path in the draft; None if it is not there.
 
-    Seen from here, else from a folder above the draft's: where the workflow ran, its root is one of them.
+    The path is tried from here, then from each folder above the draft: the workflow's root is one of them if it ran there.
     """
     folders = (folder / path for folder in (Path(), *draft.absolute().parents))
     return next((folder for folder in folders if path and (folder / CONFIG).is_file()), None)
 
 
 def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str | None]:
-    """The paths of both, also when the first one is a draft folder, which names its target.
+    """Return the paths of target and draft; if the first path is a draft folder, it names its target.
 
-    Raises ValueError when that target is not where it was.
+    Raises ValueError if that target is no longer there.
     """
     found = read_draft_config(target_path) if draft_path is None and Path(target_path).is_dir() else None
     if found is None:
@@ -105,7 +105,7 @@ def target_and_draft(target_path: str, draft_path: str | None) -> tuple[str, str
 
 
 def check_draft_config(path: str | Path, config: Any) -> None:
-    """Raise ValueError that names each field in which a draft folder's target differs from this one."""
+    """Raise ValueError that names each field in which this target differs from the one a draft folder was made for."""
     found = read_draft_config(path)
     if found is None:
         return
@@ -114,7 +114,7 @@ def check_draft_config(path: str | Path, config: Any) -> None:
     wrong = [
         f"{name}: {value!r}, this target has {own.get(name)!r}"
         for name, value in content["target"].items()
-        # How long texts may be is no property of the draft; all else enters its numbers.
+        # The longest text is no property of the draft; all other fields change its numbers.
         if name != "max_position_embeddings" and own.get(name) != value
     ]
     if wrong:
@@ -122,7 +122,7 @@ def check_draft_config(path: str | Path, config: Any) -> None:
 
 
 def method_of_draft(path: str | Path) -> str:
-    """The method that a draft folder names, or the one whose published weight files say nothing of themselves."""
+    """Return the method that a draft folder names; for weights alone, the one whose published files have no configuration."""
     found = read_draft_config(path)
     if found is None:
         return methods.method_of_file()
@@ -130,10 +130,9 @@ def method_of_draft(path: str | Path) -> str:
 
 
 def stored_settings(path: str | Path, schema: type[Settings]) -> Settings | None:
-    """The settings that a draft's config.json holds, as their dataclass; None for a file of weights alone.
+    """Return the settings in a draft's config.json as their dataclass; None for a file of weights alone.
 
-    Fields whose metadata say that they are not stored are left at their defaults. Raises ValueError that names the field for
-    strange ones.
+    Fields with metadata `stored` False keep their defaults. Raises ValueError that names an invalid field.
     """
     found = read_draft_config(path)
     if found is None:

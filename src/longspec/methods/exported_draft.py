@@ -21,7 +21,7 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class ExportedDraft:
-    """Hold a draft folder. config: of its layers; content: of its config.json; tensors: by their own names."""
+    """Hold a draft folder's content. config: of its layers; content: of its config.json; tensors: by their names there."""
 
     folder: Path
     content: dict[str, Any]
@@ -31,9 +31,9 @@ class ExportedDraft:
 
 
 def read(folder: Path, method: OwnLayersMethod, layout: str, context: int | None) -> ExportedDraft:
-    """Read a draft folder of a method for a layout, and for texts of `context` tokens, None: of any length.
+    """Read a draft folder of a method for a layout. context: tokens of the longest text, None: no limit.
 
-    Raises ValueError as of the method's check_layout, stored_settings and check_state.
+    Raises ValueError as the method's check_layout, stored_settings and check_state do.
     """
     settings, found = method.stored_settings(folder), read_draft_config(folder)
     assert found is not None, "stored_settings refuses folders without"
@@ -49,9 +49,9 @@ def read(folder: Path, method: OwnLayersMethod, layout: str, context: int | None
 
 
 def write_folder(out: Path, layout: str, config: dict[str, Any], tensors: dict[str, Tensor], dtype: str | None) -> None:
-    """Write a folder of a config.json and tensors, whose weights are in this dtype, None: as they are.
+    """Write a folder of a config.json and tensors. dtype: of the weights, None: unchanged.
 
-    Raises ValueError for a dtype that is none of the layout's.
+    Raises ValueError for a dtype that the layout does not know.
     """
     if dtype not in (None, *DTYPES):
         raise ValueError(f"--dtype: {dtype}: is unknown to the layout {layout}; give one of {', '.join(DTYPES)}")

@@ -21,7 +21,7 @@ OUTSIDE = {"fc.weight": "fc.weight", "norm.weight": "output_norm.weight", "lm_he
 
 
 def read(folder: Path, method: OwnLayersMethod, context: int | None) -> ExportedDraft:
-    """Read a draft folder, d2t absolute. Raises ValueError as of exported_draft.read."""
+    """Read a draft folder; d2t becomes absolute token numbers. Raises ValueError as exported_draft.read does."""
     draft = exported_draft.read(folder, method, "gguf", context)
     draft.tensors.pop(T2D, None)
     if D2T in draft.tensors:
@@ -30,7 +30,7 @@ def read(folder: Path, method: OwnLayersMethod, context: int | None) -> Exported
 
 
 def write(draft: ExportedDraft, outside: dict[str, str], keys: dict[str, Any], out: Path, dtype: str | None) -> None:
-    """Write the file: tensors by llama.cpp's names, keys beside those that all such drafts have, and the target's tokenizer."""
+    """Write the file: tensors by llama.cpp's names, `keys` and the keys of all such drafts, and the target's tokenizer."""
     written = gguf_writer.rope_factors(draft.config)
     name_of = gguf_writer.names_of(draft.config.num_hidden_layers)
     names = OUTSIDE | outside

@@ -16,7 +16,7 @@ LAYER_FIELDS = (
     "rms_norm_eps",
     "max_position_embeddings",
 )
-OF_THE_TARGET = (*LAYER_FIELDS, "bos_token_id", "eos_token_id")  # but where the layer has a shape of its own
+OF_THE_TARGET = (*LAYER_FIELDS, "bos_token_id", "eos_token_id")  # unless the layer has a shape of its own
 OF_ONE_LAYER = (  # of a draft of one layer, in other programs' layouts
     *OF_THE_TARGET,
     "model_type",
@@ -31,14 +31,14 @@ DEFAULT_ROPE = "default"
 
 
 def layer_config(config: Any, settings: LayerSettings) -> Any:
-    """Return the target's configuration with the layer's own shape in it; the target's own where the draft has none."""
+    """Return the target's configuration with the layer's own shape; the unchanged object if the draft has none of its own."""
     own = {name: getattr(settings, name) for name in SHAPE if getattr(settings, name) is not None}
     if ffn_width(config) != config.intermediate_size:
         own = {"intermediate_size": ffn_width(config)} | own
     if not own:
         return config
     shaped = copy(config)
-    # Else another number of heads would give them another width, where the target's configuration names none.
+    # head_dim is set: if the target's configuration has none, another number of heads would change the head width.
     for name, value in ({"head_dim": head_width(config)} | own).items():
         setattr(shaped, name, value)
     if head_width(shaped) != head_width(config) and PARTIAL in shaped.rope_parameters:
@@ -56,13 +56,13 @@ def layer_config(config: Any, settings: LayerSettings) -> Any:
 
 
 def turns_otherwise(config: Any, settings: LayerSettings) -> bool:
-    """Whether the layer's rotations are not those that the target makes of the same positions."""
+    """Tell whether the layer's rotations differ from the target's at the same positions."""
     width = settings.head_dim not in (None, head_width(config))
     return width or settings.rope_parameters not in (None, dict(config.rope_parameters))
 
 
 def shape_fields(config: Any, settings: LayerSettings) -> dict[str, Any]:
-    """Return the fields of config.json that say shape and rotation; the rotation in its newer form and the older one."""
+    """Return the fields of config.json for shape and rotation; the rotation in its newer form and the older one."""
     config = layer_config(config, settings)
     fields = {name: getattr(config, name) for name in OF_THE_TARGET} | {
         "head_dim": head_width(config),

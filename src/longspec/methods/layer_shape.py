@@ -21,16 +21,16 @@ SHAPE = ("intermediate_size", "num_attention_heads", "num_key_value_heads", "hea
 PARTIAL, TRUNCATE = "partial_rotary_factor", "truncate"
 THETA, ORIGINAL = "rope_theta", "original_max_position_embeddings"
 LARGEST = 10**12
-# By type: the numbers that it needs, and what it may have.
+# By rope_type: the numbers that it needs, and further ones that it may have.
 NEEDED = {
     "default": (THETA,),
     "linear": (THETA, "factor"),
     "llama3": (THETA, "factor", "low_freq_factor", "high_freq_factor", ORIGINAL),
     "yarn": (THETA, "factor", ORIGINAL),
 }
-MAY_BE_ZERO = ("mscale", "mscale_all_dim")  # for none
+MAY_BE_ZERO = ("mscale", "mscale_all_dim")  # 0 turns them off
 ALLOWED = {"yarn": ("attention_factor", "beta_fast", "beta_slow", *MAY_BE_ZERO, TRUNCATE)}
-FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 are the same one
+FEWEST_LAYERS = 7  # of a target: with fewer, two of the default layers 2, L // 2 and L - 3 coincide
 Row = tuple[tuple[str, ...], str, str]  # of a report: the recipe's keys that it covers, its title, the value as it acts
 HeadWidth = Annotated[Whole, Field(ge=2, le=2**16)]
 
@@ -79,12 +79,12 @@ class LayerShape(Known):
 class LayerSettings(LayerShape):
     """Hold the settings of such a draft: the keys of recipe.method, and its draft vocabulary.
 
-    ids: of the draft vocabulary, which a file holds; None where the draft proposes all tokens, and where nothing is trained or
-    decoded, as in an estimate. target_vocabulary: how many tokens these are chosen from.
+    ids: of the draft vocabulary, from its file; None if the draft proposes all tokens, or if nothing is trained or decoded, as
+    in an estimate. target_vocabulary: the number of tokens that these are chosen from.
     """
 
-    first: ClassVar[int] = 1  # of the layers that it can read
-    count: ClassVar[int | None] = None  # of those that it reads; None: any number
+    first: ClassVar[int] = 1  # the first layer that it can read
+    count: ClassVar[int | None] = None  # the number of layers that it reads; None: any
     name: str = field(default="", metadata={"stored": False})
     layers: tuple[Whole, ...] | None = None  # type: ignore[assignment]  # a recipe knows no tuples
     vocabulary: Tokens | None = None
@@ -92,7 +92,7 @@ class LayerSettings(LayerShape):
     target_vocabulary: int | None = field(default=None, metadata={"stored": False})
 
     def read_of(self, target_layers: int) -> tuple[int, ...]:
-        """Return the layers whose inputs are read of a target of so many. Raises ValueError as of layers_of."""
+        """Return the layers of a target of so many whose inputs are read. Raises ValueError as layers_of does."""
         return layers_of(self.layers, target_layers, self.first)
 
 
@@ -100,7 +100,7 @@ Settings = TypeVar("Settings", bound=LayerSettings)
 
 
 def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabulary | None, **more: Any) -> Settings:
-    """Return the settings that a typed recipe says, with the tokens of the file of its draft vocabulary; more: further ones."""
+    """Return the settings in a typed recipe, with its draft vocabulary's tokens. more: further settings."""
     known = {each.name for each in fields(schema)}
     given = {name: section[name] for section in (recipe.method, recipe.draft) for name in section if name in known}
     given["layers"] = None if given["layers"] is None else tuple(given["layers"])
@@ -111,7 +111,7 @@ def layer_settings(schema: type[Settings], recipe: Any, vocabulary: DraftVocabul
 
 
 def check_layers(key: str, layers: Sequence[int] | None, first: int, count: int | None = None) -> None:
-    """Raise ValueError, with the key, for others than `count` layers, None: any number, that can be read in their order."""
+    """Raise ValueError, with the key, unless layers ascend from `first` on and are `count` (None: any number)."""
     if layers is None:
         return
     if list(layers) != sorted(set(layers)) or not layers or layers[0] < first or len(layers) != (count or len(layers)):
@@ -129,7 +129,7 @@ def check_method(method: Any) -> None:
 
 
 def check_proposed(method: Any, tokens: int) -> None:
-    """Raise ValueError, with the key, for a draft vocabulary that a target of so many tokens has not."""
+    """Raise ValueError, with the key, if a draft vocabulary is not smaller than the target's `tokens` tokens."""
     if method.vocabulary is not None and method.vocabulary >= tokens:
         raise ValueError(
             f"recipe.method.vocabulary: {method.vocabulary}: the target has {tokens} tokens; give fewer, or null for all"
@@ -137,9 +137,9 @@ def check_proposed(method: Any, tokens: int) -> None:
 
 
 def layers_of(layers: Sequence[int] | None, target_layers: int, first: int) -> tuple[int, ...]:
-    """Return the layers of a target of so many whose inputs are read: those that were chosen, or 2, L // 2 and L - 3.
+    """Return the layers whose inputs are read, of a target with so many layers: the given ones, or 2, L // 2 and L - 3.
 
-    first: that a draft can read. Raises ValueError, with the key, for a target that has not all of them.
+    first: the first layer that a draft can read. Raises ValueError, with the key, if the target lacks a layer.
     """
     if layers is None and target_layers < FEWEST_LAYERS:
         raise ValueError(
@@ -154,15 +154,15 @@ def layers_of(layers: Sequence[int] | None, target_layers: int, first: int) -> t
 
 
 def stored_word(recipe: Any, layers: Sequence[int] | None, *, is_soft: bool) -> str:
-    """Return the word for inputs of these layers, and for what soft labels are made of; drafts that read the same share it."""
+    """Return a word for inputs of these layers and what soft labels are made of; drafts that read the same share it."""
     labels = "-final" if recipe.states.top_k is None else f"-top{recipe.states.top_k}"
     return f"hidden-{'default' if layers is None else '-'.join(map(str, layers))}{labels if is_soft else ''}"
 
 
 def told_of_layers(method: Any, further: list[Row], switches: Sequence[str] = ()) -> list[Row]:
-    """Return a report's rows of keys that LayerShape has, with a method's further rows between them.
+    """Return a report's rows for LayerShape's keys, with a method's further rows between them.
 
-    switches: further keys of recipe.method that are told where they are not at their defaults.
+    switches: further keys of recipe.method, reported if they are not at their defaults.
     """
     layers = "2, L // 2, L - 3" if method.layers is None else ", ".join(map(str, method.layers))
     size = "all of the target's" if method.vocabulary is None else f"{method.vocabulary:,}"
@@ -179,7 +179,7 @@ def told_of_layers(method: Any, further: list[Row], switches: Sequence[str] = ()
 
 
 def check_shape(shape: Mapping[str, Any], place: str) -> None:
-    """Raise ValueError, which begins with the place (`recipe.method.`) and the key, for a shape that no layer has."""
+    """Raise ValueError, beginning with place (`recipe.method.`) and key, for a shape that no layer can have."""
     heads, key_values, width, rope = (shape[name] for name in ("num_attention_heads", "num_key_value_heads", "head_dim", ROPE))
     if width is not None and width % 2:
         raise ValueError(f"{place}head_dim: {width}: must be even, rotations turn pairs")
@@ -190,23 +190,23 @@ def check_shape(shape: Mapping[str, Any], place: str) -> None:
 
 
 def ffn_width(target: Any) -> int:
-    """Feed-forward width of a draft beside a target of this configuration, or of such sizes, where it has none of its own.
+    """Return the feed-forward width of a draft for a target of this configuration, or of such sizes, if it sets none.
 
-    GPT-OSS's `intermediate_size` is that of one expert; the drafts that were published for it have 6 times the hidden width.
+    GPT-OSS's `intermediate_size` is that of one expert; published drafts for it have 6 times the hidden width.
     """
     return int(6 * target.hidden_size if target.model_type == "gpt_oss" else target.intermediate_size)
 
 
 def check_rope(rope: Mapping[str, Any], key: str) -> None:
-    """Raise ValueError, with the key, for a rotation that lacks a number, or has one that is none or that nothing reads.
+    """Raise ValueError, with the key, for a rotation that lacks a number, or has an invalid or unknown one.
 
-    A value of null stands for a key that is missing.
+    A value of null counts as a missing key.
     """
     given = {name: value for name, value in rope.items() if value is not None}
     kind = given.pop("rope_type", None)
     if kind not in families.ROPE_TYPES:
         raise ValueError(f"{key}: rope_type {kind!r} is not supported; {', '.join(families.ROPE_TYPES)} are")
-    if given.get(PARTIAL) == 1:  # whole heads turn anyway
+    if given.get(PARTIAL) == 1:  # 1 is the default: whole heads turn
         del given[PARTIAL]
     needed = NEEDED[kind]
     missing = [name for name in needed if name not in given]
@@ -222,7 +222,7 @@ def check_rope(rope: Mapping[str, Any], key: str) -> None:
 
 
 def check_values(schema: Any, values: Mapping[str, Any], section: str, advice: str) -> None:
-    """Raise ValueError, with the key and the advice, for a number of a file that is none or lies outside its range."""
+    """Raise ValueError, with the key and the advice, for a file's value that is invalid or out of range."""
     known = {name: value for name, value in values.items() if name != "ids"}
     for fault in faults_of(schema, known):
         raise ValueError(f"{section}: {fault}; {advice}")

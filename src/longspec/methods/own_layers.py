@@ -30,26 +30,26 @@ Rope = tuple[Tensor, Tensor]  # (cos, sin), [B, S, R] each
 
 
 def reads(config: Any, settings: Any, *, with_llm_loss: bool) -> tuple[str, ...]:
-    """Return the inputs of the layers, of all that are stored; final hidden states for soft labels and the target's loss."""
+    """Return names of the inputs of all stored layers or those read; `final` too for soft labels and the target's own loss."""
     layers = getattr(settings, "stored_layers", None) or settings.read_of(config.num_hidden_layers)
     final = (FINAL,) if settings.loss != HARD or with_llm_loss else ()
     return (*(f"{HIDDEN}{layer}" for layer in layers), *final)
 
 
 class DraftHead(nn.Linear):
-    """A draft's own head. Engines may have its weight whole within its forward alone: losses over it are taken there."""
+    """Compute a draft's own head. Engines may gather its weight only within forward, so losses over it are computed there."""
 
     def forward(self, hidden: Any, take: Callable[[Tensor, Any], Any] | None = None) -> Any:
-        """Return logits of hidden states [..., H]; or what `take` makes of the weight and hidden states, a tuple of tensors."""
+        """Return logits of hidden states [..., H]; with `take`, the tuple of tensors it makes of weight and hidden states."""
         return super().forward(hidden) if take is None else take(self.weight, hidden)
 
 
 class OwnLayers(nn.Module):
-    """The trainable module, of a norm before the head and of a head, None where the target's is asked.
+    """Hold the trainable module's norm before the head and its head, None if the target's head is used.
 
-    `ids_V`, no part of its state dict, are the target's tokens that its own head proposes; None where it has no head, and where
-    the draft vocabulary was not read: such a module is for names and shapes alone. rotation: of layers that do not turn as the
-    target does; None: the target's rotations are handed to them.
+    `ids_V`, not in the state dict: the target's tokens that its own head proposes; None if it has no head, or if the draft
+    vocabulary was not read: such a module is for names and shapes alone. rotation: of layers that do not rotate as the target
+    does; None: they get the target's rotations.
     """
 
     ids_V: Tensor | None
@@ -63,7 +63,7 @@ class OwnLayers(nn.Module):
         self.register_buffer("ids_V", None if settings.ids is None else torch.tensor(settings.ids), persistent=False)
 
     def begin(self, states: Any, settings: Any) -> None:
-        """Make an untrained module's norm and head copies of the target's."""
+        """Copy the target's norm and head into an untrained module."""
         norm: nn.Parameter = states.target.model.norm.weight
         with states.gather([states.head_weight, norm]), torch.no_grad():
             self.norm.weight.copy_(norm)
@@ -72,16 +72,16 @@ class OwnLayers(nn.Module):
                 self.lm_head.weight.copy_(states.head_weight[self.ids_V.to(states.head_weight.device)])
 
     def rope(self, target: Any, like: Tensor, positions_BS: Tensor) -> Rope:
-        """Rotations of these positions, in the dtype and on the device of `like`."""
+        """Return rotations of these positions, in the dtype and on the device of `like`."""
         return rotations(target.model, like, positions_BS) if self.rotation is None else self.rotation(like, positions_BS)
 
 
 class OwnLayersTrainer(DraftTrainer):
-    """A frozen target and its trainable draft.
+    """Train a draft next to a frozen target.
 
-    measure: of what was read of the target, input_ids, labels, position_ids, document_ids and
-    with_llm_loss of a forward, and its draws, the sums of the losses, the number of trained tokens, the target's own loss, None
-    where it is not wanted, and the method's counts.
+    measure: computes the sums of the losses, the number of trained tokens, the target's own loss (None if not wanted) and the
+    method's counts, from the target's tensors, a forward's input_ids, labels, position_ids, document_ids and with_llm_loss,
+    and its draws.
     """
 
     states: TargetStates
@@ -103,12 +103,12 @@ class OwnLayersTrainer(DraftTrainer):
         each_step: bool = False,
         **draws: Tensor,
     ) -> DraftOutput:
-        """Return the loss of all steps, weighted, divided by `num_labels`, None = this call's own number of labels.
+        """Return the weighted loss of all steps, divided by `num_labels`, None = this call's own number of labels.
 
         position_ids rise by one inside a document. Steps are those of a chain, or slots of a block; the agreement is the first
-        one's. each_step: loss, target's loss and agreement are [K], of each step alone and without its weight. They are means
-        over the labels that the step predicts, the loss over those of them that have one. counts: `outside_vocabulary`, labels
-        without a loss, because the draft cannot propose the token, and those of `measure`.
+        step's. each_step: loss, target's loss and agreement are [K], of each step alone, without its weight; means over the
+        labels that the step predicts, for the loss over those it can propose. counts: `outside_vocabulary`, labels without a
+        loss because the draft cannot propose the token, and those of `measure`.
         """
         position_ids = positions_of(input_ids, position_ids)
         names = reads(self.states.config, self.settings, with_llm_loss=with_llm_loss)
@@ -137,7 +137,7 @@ class OwnLayersTrainer(DraftTrainer):
     def teacher(
         self, found: dict[str, Tensor], tokens_N: Tensor, labels_N: Tensor, ids_V: Tensor | None, with_loss: bool
     ) -> Teacher | None:
-        """Return the target's side of the loss of these of the B * S tokens; None where nothing was read for it."""
+        """Return the target's side of the loss of N of the B * S tokens; None if nothing was read for it."""
 
         def labelled(x_BS: Tensor) -> Tensor:
             return x_BS.flatten(0, 1)[tokens_N]
@@ -146,10 +146,10 @@ class OwnLayersTrainer(DraftTrainer):
 
 
 class OwnLayersMethod(Method):
-    """Answer the contract (methods/contract.py) where such methods answer alike.
+    """Answer the contract (methods/contract.py) for methods with layers of their own.
 
-    schema: the method's Settings; trained_by: its trainer; layer: its module. hints: what else may be at fault in a file, by a
-    part of the name of a tensor that is missing or unknown.
+    schema: the method's Settings; trained_by: its trainer; layer: its module. hints: part of a missing or unknown tensor's name
+    -> what else may be wrong with a file.
     """
 
     schema: type[LayerSettings]
@@ -159,11 +159,11 @@ class OwnLayersMethod(Method):
     reads = staticmethod(reads)
 
     def learnt(self, settings: Any) -> Distribution | None:
-        """Over the draft vocabulary, for soft labels; which tokens these are is known where its file was read."""
+        """Return the distribution over the draft vocabulary for soft labels; its tokens are known if its file was read."""
         return Distribution(settings.ids, 1.0) if settings.loss != HARD else None
 
     def stored_settings(self, path: Path) -> Any:
-        """Return the settings of a draft folder, its tokens from d2t. Raises ValueError with file, key and both values."""
+        """Return a draft folder's settings, with tokens from d2t. Raises ValueError with file, key and both values."""
         found, settings = read_draft_config(path, self.name), stored_settings(path, self.schema)
         if found is None or settings is None:
             raise ValueError(
@@ -179,9 +179,9 @@ class OwnLayersMethod(Method):
         return replace(settings, ids=ids, target_vocabulary=tokens)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError as of weight_files.check_state, and for a d2t or t2d of another draft vocabulary, or without them.
+        """Raise ValueError as weight_files.check_state does, and if d2t or t2d is missing or of another draft vocabulary.
 
-        A checkpoint has neither, and is held against a layer without numbers.
+        A checkpoint has neither and is checked against a layer on the meta device.
         """
         weights = {name: tensor for name, tensor in state.items() if name not in (D2T, T2D)}
         strange = layer.state_dict().keys() ^ weights.keys()
@@ -191,7 +191,7 @@ class OwnLayersMethod(Method):
         if own_V is None or own_V.is_meta:
             return
         own_V = own_V.cpu()
-        proposes_first = torch.equal(own_V, torch.arange(len(own_V)))  # which a file need not say
+        proposes_first = torch.equal(own_V, torch.arange(len(own_V)))  # a file need not have d2t then
         if len(weights) == len(state) and proposes_first:
             return
         if not torch.equal(torch.tensor(ids_of(state, len(own_V), None, source, AGAIN)), own_V):
@@ -201,17 +201,17 @@ class OwnLayersMethod(Method):
             )
 
     def published(self, state: dict[str, Tensor], settings: Any) -> dict[str, Tensor]:
-        """Return the layer's own names, with d2t and t2d where some of the target's tokens are proposed and they are known."""
+        """Return the layer's tensors by their names, with d2t and t2d if the draft vocabulary is known and not all tokens."""
         if settings.ids is not None:
             state = state | vocabulary_tensors(settings.ids, settings.target_vocabulary)
         return dict(sorted(state.items()))
 
     def each_step(self, settings: Any) -> dict[str, Any]:
-        """Ask for each step by itself; every forward makes them all."""
+        """Return each_step: measure each step by itself; every forward computes them all."""
         return {"each_step": True}
 
     def trainer(self, states: TargetStates, settings: Any, weights: Path | None) -> DraftTrainer:
-        """Return the draft beside a target, fresh or from a draft folder or weight file. Raises ValueError as of load."""
+        """Return the draft next to a target, fresh or from a draft folder or weight file. Raises ValueError as load does."""
         layer = self.layer(states.config, settings).to(states.head_weight.dtype)
         layer.begin(states, settings)
         if weights is not None:

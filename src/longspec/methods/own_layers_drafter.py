@@ -16,10 +16,10 @@ from longspec.states.tensors import HIDDEN
 
 
 class OwnLayersDrafter(Drafter):
-    """Proposes by layers beside their target. Chains are drawn from the draft when sampling, trees are its beams.
+    """Propose tokens with layers next to their target. When sampling, chains are drawn from the draft; trees are its beams.
 
-    caches: of the draft's own keys and values, by layer. accepted: text that they do not hold yet, a named tuple of tensors by
-    row; None before the first.
+    caches: of the draft's own keys and values, by layer. accepted: text not yet in the caches, a named tuple of tensors by row;
+    None before the first prompt.
     """
 
     caches: list[OwnCache]
@@ -32,15 +32,15 @@ class OwnLayersDrafter(Drafter):
         self.reads = tuple(f"{HIDDEN}{number}" for number in settings.read_of(target.config.num_hidden_layers))
         self.proposed = settings.vocabulary
         window = settings.sliding_window
-        self.window = None if window is None else window - 1  # which counts the query itself
+        self.window = None if window is None else window - 1  # the setting counts the query itself
         self.caches, self.accepted = [], None
 
     def check(self, target: Any) -> None:
-        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
+        """Raise ValueError for another target than its own, and if the layer is on another device or of another dtype."""
         check_beside(self.target, target, self.layer.fc.weight)
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Keep these rows alone."""
         assert self.accepted is not None
         self.accepted = type(self.accepted)(*(x[rows_B] for x in self.accepted))
         for cache in self.caches:
@@ -64,16 +64,16 @@ class OwnLayersDrafter(Drafter):
         return WholeText() if window is None else NewestTokens(window)
 
     def builder(self, draft_input: DraftInput) -> TreeBuilder:
-        """Return a tree that is its roots, for tokens of the draft's own vocabulary."""
+        """Return a tree of the roots alone, for tokens of the draft's own vocabulary."""
         ids_V, size = None if self.proposed is None else self.layer.ids_V, self.target.config.vocab_size
         return TreeBuilder(draft_input.roots_B, None if ids_V is None else DraftToTarget(ids_V, size))
 
     def embedded(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, Rope]:
-        """Embeddings [B, W, H] and rotations."""
+        """Return embeddings [B, W, H] and rotations."""
         embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
         return embedded_BWH, self.layer.rope(self.target, embedded_BWH, positions_BW)
 
 
 def places_of(lengths_B: Tensor, counts_B: Tensor, count: int) -> Tensor:
-    """Positions [B, count] of the tokens that end, with counts_B[b] of them, at a text's lengths_B[b]."""
+    """Return positions [B, count] of text: row b's first counts_B[b] are those of its last tokens, up to lengths_B[b]."""
     return (lengths_B - counts_B)[:, None] + torch.arange(count, device=lengths_B.device)

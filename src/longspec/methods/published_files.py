@@ -19,7 +19,7 @@ from longspec.models.weight_files import read_folder, telling_damage
 OF_CONFIG = (*LAYER_FIELDS, "head_dim", "rope_theta", "rope_scaling", "rope_parameters")
 SLIDING, FULL = "sliding_attention", "full_attention"
 EMBEDDINGS, HEAD = "embed_tokens.weight", "lm_head.weight"
-# Of the target, or computed: nothing that a draft of ours holds.
+# Tensors of the target, or computed ones: our drafts store neither.
 NOT_THE_DRAFTS = ("verifier_norm.weight", "verifier_lm_head.weight")
 INVERSE_FREQUENCIES = "rotary_emb.inv_freq"
 ELSEWHERE = "correct a copy of the folder, or take another draft"
@@ -27,10 +27,10 @@ ELSEWHERE = "correct a copy of the folder, or take another draft"
 
 @dataclass(frozen=True)
 class Published:
-    """Hold a published draft beside a target.
+    """Hold a published draft and its target.
 
-    target, shape: transformers' configurations, of the target and of the draft's layers; layer: the fields of the layers in
-    config.json; found: these, of the whole draft and of `more`.
+    target, shape: transformers' configurations of the target and of the draft's layers; layer: the layers' fields in
+    config.json; found: these, the whole draft's fields and those of `more`.
     """
 
     folder: Path
@@ -41,7 +41,7 @@ class Published:
 
     @classmethod
     def of(cls, folder: Path, config: dict[str, Any], target: Any, kind: type, more: str) -> "Published":
-        """Take the fields of a config.json as a configuration of this kind reads them; more: of further ones."""
+        """Read the fields of a config.json as a configuration of class `kind` does. more: a key with further fields."""
         with telling_damage(folder / CONFIG, "is no configuration of a draft"):
             layer = config["transformer_layer_config"] if "speculators_model_type" in config else config
             shape = kind(**{name: layer[name] for name in OF_CONFIG if layer.get(name) is not None})
@@ -53,9 +53,9 @@ class Published:
         return self.folder / CONFIG
 
     def check(self, represented: dict[str, tuple[Any, ...]]) -> None:
-        """Raise ValueError, with the field and both values, for what our layers beside this target cannot be.
+        """Raise ValueError, with the field and both values, for what our layers with this target cannot represent.
 
-        represented: fields that may not be others than these, a missing one among them.
+        represented: field -> the values that we can represent; None: missing.
         """
         rope = self.shape.rope_parameters
         of_target = {"target_hidden_size": "hidden_size", "num_target_layers": "num_hidden_layers"}
@@ -82,9 +82,9 @@ class Published:
             raise ValueError(f"{self.file}: {'; '.join(wrong)}; give the target it was trained for, or take another draft")
 
     def window(self, depth: int, other: int | None = None, *, slides: bool = False) -> int | None:
-        """Return the window of all `depth` layers, None: none. Raises ValueError for layers of both kinds, or of another.
+        """Return the window of all `depth` layers, None: none. Raises ValueError if some layers have one and others none.
 
-        slides: whether layers slide where none is said to; other: a window by another name, which then comes first.
+        slides: whether layers slide by default; other: a window under another name, which then has priority.
         """
         kinds = self.found.get("layer_types") or [FULL] * depth
         if slides and kinds == [FULL] * depth:
@@ -96,9 +96,9 @@ class Published:
         return int(window) if kinds[0] == SLIDING and window is not None else None
 
     def tensors(self, embeddings: Callable[[], Tensor], rename: tuple[str, str] = ("", "")) -> dict[str, Tensor]:
-        """Return the tensors by our names; rename: a beginning of names, and ours.
+        """Return the tensors by our names. rename: a beginning of names, and our beginning.
 
-        Raises ValueError for embeddings other than the target's, but for the rounding of their type.
+        Raises ValueError if there are embeddings that differ from the target's by more than their dtype's rounding.
         """
         own: dict[str, Tensor] = {}
         for name, tensor in read_folder(self.folder).items():
@@ -127,9 +127,9 @@ class Published:
     def layers(
         self, schema: type[LayerSettings], key: str, inputs: list[int] | None, outputs: list[int] | None
     ) -> tuple[int, ...]:
-        """Return the layers whose inputs are read: those that the file says, by inputs or by outputs, or engines' default.
+        """Return the layers whose inputs are read: from the file, by inputs or by outputs, or else the engines' default.
 
-        Raises ValueError for others than ascending ones that such a draft can read of the target.
+        Raises ValueError unless they ascend and the target has them all.
         """
         for said in (inputs, outputs):
             check_values(schema, {"layers": said}, f"{self.file}: {key}", ELSEWHERE)
@@ -147,9 +147,9 @@ class Published:
         return chosen
 
     def settings(self, schema: type[Settings], state: dict[str, Tensor], **values: Any) -> Settings:
-        """Return the settings: shape and draft vocabulary of the file and its tensors, beside `values`.
+        """Return the settings: shape and draft vocabulary from the file and its tensors, and `values`.
 
-        Both of the vocabulary's tensors leave `state`; of the shape only what is not the target's is told.
+        d2t and t2d are removed from `state`; of the shape only values that differ from the target's are set.
         """
         ids, tokens = None, self.target.vocab_size
         tables = {name: state.pop(name).to(torch.int64) for name in (D2T, T2D) if name in state}
@@ -159,7 +159,7 @@ class Published:
         elif D2T in tables and bool(tables[D2T].any()):
             raise ValueError(f"{self.folder}: {D2T}: moves tokens, though all {tokens} are proposed; {ELSEWHERE}")
         rope = {name: value for name, value in self.shape.rope_parameters.items() if name != "type" and value is not None}
-        if rope["rope_type"] == "yarn":  # else stretched by however many positions the target has
+        if rope["rope_type"] == "yarn":  # else the scaling would follow the target's number of positions
             rope.setdefault("original_max_position_embeddings", self.shape.max_position_embeddings)
         own = {name: getattr(self.shape, name) for name in SHAPE} | {ROPE: rope}
         positions, wanted = self.shape.max_position_embeddings, self.target.max_position_embeddings

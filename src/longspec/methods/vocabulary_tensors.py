@@ -17,7 +17,7 @@ D2T, T2D = "d2t", "t2d"
 
 
 def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, Tensor]:
-    """Both tensors, of ascending tokens of the target; none where these are all of its tokens."""
+    """Return d2t and t2d for ascending tokens of the target; {} if these are all of its tokens."""
     if len(ids) == target_vocabulary:
         return {}
     ids_V, t2d_T = torch.tensor(ids), torch.zeros(target_vocabulary, dtype=torch.bool)
@@ -28,10 +28,10 @@ def vocabulary_tensors(ids: Sequence[int], target_vocabulary: int) -> dict[str, 
 def ids_of(
     found: Mapping[str, Tensor], vocabulary: int, target_vocabulary: int | None, source: object, advice: str
 ) -> tuple[int, ...]:
-    """Return the target's tokens that d2t names, which stands in `source`.
+    """Return the target's tokens that d2t in `source` names. vocabulary: their number.
 
-    target_vocabulary: None where it is not known; advice: how to come by better ones. Raises ValueError that names the tensor,
-    what it holds and what it must: sizes, and ascending tokens of the target.
+    target_vocabulary: None if unknown; advice: what to do about a wrong file. Raises ValueError that names the tensor and what
+    it holds, unless it is int64 [V] and its tokens ascend within the target's.
     """
     d2t_V = found.get(D2T)
     if d2t_V is None or d2t_V.shape != (vocabulary,) or d2t_V.dtype != torch.int64:

@@ -26,14 +26,14 @@ from longspec.models.attention.visibility import TreeVisibility
 
 
 class Accepted(NamedTuple):
-    """Text whose keys are not made yet: context_BEH[b, : counts_B[b]], which ends before the root."""
+    """Hold text whose keys are not made yet: context_BEH[b, : counts_B[b]], which ends before the root."""
 
     context_BEH: Tensor
     counts_B: Tensor
 
 
 class DFlashDrafter(OwnLayersDrafter):
-    """Proposes by a DFlash layer beside its target."""
+    """Propose tokens with a DFlash layer and its target."""
 
     accepted: Accepted | None
 
@@ -44,9 +44,9 @@ class DFlashDrafter(OwnLayersDrafter):
         self.accepted = Accepted(self.layer.context(found), counts_B)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """A tree of this shape, with as many levels as a block drafts at most.
+        """Return a tree of this shape, with at most as many levels as a block drafts.
 
-        The block has a slot for each level and no more, as engines fill it: slots see the later ones.
+        The block has one slot for each level, as in engines. More slots would change it: slots see the later ones.
         """
         builder = self.builder(draft_input)
         depth = min(depth_of(shape), self.settings.predicted)
@@ -57,7 +57,7 @@ class DFlashDrafter(OwnLayersDrafter):
         return grown(builder, shape[:depth], sampler, lambda: next(of_nodes).expand(-1, builder.sizes[-1], -1))
 
     def logits(self, draft_input: DraftInput, slots: int) -> Tensor:
-        """Return the draft's logits of the tokens behind the root, [B, W - 1, V], over what it can say, from so many slots."""
+        """Return the draft's logits after the root, [B, W - 1, V] over the tokens it can propose. slots: W of the block."""
         lengths_B = draft_input.lengths_B
         self._take_in_text(draft_input)
         depths_W = torch.arange(slots, device=lengths_B.device)
@@ -90,7 +90,7 @@ class DFlashDrafter(OwnLayersDrafter):
         self.accepted = Accepted(self.layer.context([hidden[name] for name in self.reads]), kept_B + 1)
 
     def _take_in_text(self, draft_input: DraftInput) -> None:
-        """Each layer's keys and values of the tokens that have become text."""
+        """Add each layer's keys and values of the tokens that have become text to its cache."""
         assert self.accepted is not None
         (context_BEH, counts_B), lengths_B = self.accepted, draft_input.lengths_B
         places_BE = places_of(lengths_B, counts_B, context_BEH.shape[1])

@@ -14,7 +14,7 @@ OUTSIDE = {"hidden_norm.weight": "enc.output_norm.weight"}
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
-    """Write the file. Raises ValueError as of gguf_draft and gguf_writer, and for Llama 3's rotation."""
+    """Write the file. Raises ValueError as gguf_draft and gguf_writer do, and for Llama 3's rotation."""
     draft = gguf_draft.read(folder, METHOD, context)
     if draft.config.rope_parameters["rope_type"] == "llama3":
         raise ValueError(

@@ -36,7 +36,7 @@ Attend = Callable[[int, Tensor, KeysValues], Tensor]
 
 
 class BlockAttention(DraftAttention):
-    """Projections with norms of each head's queries and keys. k_norm is given where another layer's is shared."""
+    """Project with norms of each head's queries and keys. has_k_norm False: another layer's norm of keys is passed in."""
 
     def __init__(self, config: PretrainedConfig, *, has_k_norm: bool) -> None:
         super().__init__(config, config.hidden_size, biases=False)
@@ -46,7 +46,7 @@ class BlockAttention(DraftAttention):
 
 
 class BlockLayer(nn.Module):
-    """One decoder layer. Its names are those that engines load."""
+    """Compute one decoder layer. Its parameters have the names that engines load."""
 
     def __init__(self, config: PretrainedConfig, *, has_k_norm: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class BlockLayer(nn.Module):
         self.post_attention_layernorm = norm_of(config)
 
     def forward(self, x_BQH: Tensor, rope: Rope, k_norm: nn.Module, attend: Callable[[Tensor, KeysValues], Tensor]) -> Tensor:
-        """Hidden states [B, Q, H] of blocks."""
+        """Return the hidden states [B, Q, H] of blocks."""
         normed_BQH = self.input_layernorm(x_BQH)
         own = self.self_attn.keys_values(normed_BQH, rope, k_norm)
         x_BQH = x_BQH + self.self_attn(normed_BQH, rope, lambda q_BNQD: attend(q_BNQD, own))
@@ -64,14 +64,14 @@ class BlockLayer(nn.Module):
 
 
 class DFlashLayer(OwnLayers):
-    """The trainable module."""
+    """Compute a draft's blocks: the trainable module."""
 
     def __init__(self, config: PretrainedConfig, settings: Settings) -> None:
         super().__init__(config, settings)
         width, own = config.hidden_size, layer_config(config, settings)
         self.fc = nn.Linear(len(settings.read_of(config.num_hidden_layers)) * width, width, bias=False)
         self.hidden_norm = norm_of(own)
-        self.has_k_norms = not settings.tied_k_norm  # else the first layer's is all layers'
+        self.has_k_norms = not settings.tied_k_norm  # else all layers use the first layer's
         self.layers = nn.ModuleList(
             BlockLayer(own, has_k_norm=number == 0 or self.has_k_norms) for number in range(settings.depth)
         )
@@ -85,16 +85,16 @@ class DFlashLayer(OwnLayers):
         return own.self_attn.k_norm
 
     def context(self, taps: Sequence[Tensor]) -> Tensor:
-        """Return what every layer sees of the text, [B, S, H], from the target's hidden states in the order of its layers."""
+        """Return what every layer sees of the text, [B, S, H]. taps: the target's hidden states in the order of its layers."""
         return self.hidden_norm(self.fc(torch.cat(list(taps), dim=-1)))
 
     def context_keys_values(self, context_BSH: Tensor, rope: Rope) -> list[KeysValues]:
-        """Each layer's keys (normed and rotated) and values of the text, [B, K, S, D]."""
+        """Return each layer's keys (normed and rotated) and values of the text, [B, K, S, D]."""
         attentions: list[Any] = [layer.self_attn for layer in self.layers]
         return [each.keys_values(context_BSH, rope, self.k_norm(number)) for number, each in enumerate(attentions)]
 
     def forward(self, x_BQH: Tensor, rope: Rope, attend: Attend) -> Tensor:
-        """Hidden states [B, Q, H] of blocks, before the last norm, from the embeddings of their tokens."""
+        """Return the hidden states [B, Q, H] of blocks, before the last norm, from the embeddings of their tokens."""
         for number, layer in enumerate(self.layers):
             x_BQH = layer(x_BQH, rope, self.k_norm(number), lambda q, own, number=number: attend(number, q, own))
         return x_BQH
@@ -104,7 +104,7 @@ K_NORM = "layers.{}.self_attn.k_norm.weight"
 
 
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
-    """Return the fields of config.json. Raises ValueError for layers and a mask's token that the target does not have."""
+    """Return the fields of config.json. Raises ValueError if the target lacks a layer that is read or the mask token."""
     layers = list(settings.read_of(config.num_hidden_layers))
     mask_token = mask_token_of(settings.mask_token, config.vocab_size)
     window = settings.sliding_window
@@ -126,6 +126,6 @@ def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
 
 
 def head_shape(config: Any, settings: Settings) -> tuple[int, int, int]:
-    """Query heads, key/value heads and their width, of the draft's layers beside a target of this configuration."""
+    """Return query heads, key/value heads and head width of the draft's layers with a target of this configuration."""
     own = layer_config(config, settings)
     return own.num_attention_heads, own.num_key_value_heads, head_width(own)

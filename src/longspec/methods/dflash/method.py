@@ -26,22 +26,22 @@ from longspec.models.teachers import TOP_BYTES
 
 
 def slots_of(settings: Settings, tokens: int) -> int:
-    """Slots of all blocks of a step, of rows with so many tokens in all."""
+    """Return the slots of all blocks of a step whose rows have `tokens` tokens in all."""
     row = min(settings.row_tokens, tokens) or tokens
     return max(1, tokens // row) * anchors_of(settings, row) * settings.block_size
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
-    """Operations of what the layers see of a text, forward and backward; the target's states get no gradient."""
+    """Count operations of what layers see of a text, forward and backward; the target's states get no gradient."""
     (_, key_values, width), hidden = head_shape(config, settings), config.hidden_size
     taps = len(settings.read_of(config.num_hidden_layers))
     return 2.0 * tokens * hidden * (2 * taps * hidden + 3 * settings.depth * 2 * key_values * width)
 
 
 def block_operations(config: Any, settings: Settings, slots: int, pairs: float) -> float:
-    """Operations of all layers on so many slots, which see so many keys in all, forward and backward.
+    """Count operations of all layers on `slots` slots that see `pairs` keys in all, forward and backward.
 
-    The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
+    The backward of a trained product costs two of its size (input and weight), that of attention four for the forward's two.
     """
     heads, key_values, width = head_shape(config, settings)
     products = 2 * config.hidden_size * (heads + key_values) * width
@@ -50,7 +50,7 @@ def block_operations(config: Any, settings: Settings, slots: int, pairs: float) 
 
 
 def head_operations(config: Any, settings: Settings, predicted: int, *, with_teacher: bool) -> float:
-    """Operations of so many slots' logits, their gradient, that of a head of its own, and the target's logits."""
+    """Count operations of the slots' logits, their gradient, the gradient of a head of its own, and the target's logits."""
     of_draft = 2 * config.vocab_size if settings.vocabulary is None else 3 * settings.vocabulary
     return 2.0 * predicted * config.hidden_size * (of_draft + with_teacher * config.vocab_size)
 
@@ -58,13 +58,13 @@ def head_operations(config: Any, settings: Settings, predicted: int, *, with_tea
 def operations(
     config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
-    """All layers and the heads' products, as if every slot had a label, and anchors were spread evenly over documents.
+    """Count operations of all layers and of the head, as if every slot had a label and anchors were spread evenly.
 
-    Of answers alone there are at most as many blocks as labels. With top_k the target's logits are not made.
+    With answers alone there are at most as many blocks as labels. With top_k the target's logits are not made.
     """
     slots, window = settings.block_size, settings.sliding_window
     blocks = min(slots_of(settings, tokens) // slots, labels)
-    back = [None if window is None else window - 1 - slot for slot in range(slots)]  # keys of the text that each may see
+    back = [None if window is None else window - 1 - slot for slot in range(slots)]  # keys of the text that each slot may see
     text = sum(times * causal_pairs(length, most, 1) for length, times in Counter(documents).items() for most in back)
     own = slots * (slots if window is None else (slots + 1) / 2)
     of_layers = block_operations(config, settings, blocks * slots, blocks * (text / max(1, tokens) + own))
@@ -75,18 +75,18 @@ def operations(
 def memory(
     config: Any, settings: Settings, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
 ) -> DraftMemory:
-    """Bytes of the blocks' forward and backward and of the losses, for tokens that are all trained.
+    """Estimate the bytes of the blocks' forward and backward and of the losses, for tokens that are all trained.
 
-    Kept, in elements of the dtype. Of a text's token: the states that are read nH, what hidden_norm makes before and after its
-    weight 2H, of each layer keys before the norm's weight and rotated, and values, 3KD. Of a slot and a layer: two norms before
-    and after their weights 4H, queries before their norm's weight and rotated 2ND, the attention's output twice 2ND, keys and
-    values 3KD, four of width I. In float32 what norms are made of: H and KD a token; 2H, ND and KD a slot, and a softmax sum a
-    head. Of each slot once the rotations 2D, and before the head H before the norm's weight, its gradient H, H in float32.
+    Kept, in elements of the dtype. For each token of a text: the states that are read nH, hidden_norm's result before and after
+    its weight 2H, each layer's keys before the norm's weight and rotated, and values, 3KD. For each slot and layer: two norms
+    before and after their weights 4H, queries before their norm's weight and rotated 2ND, the attention's output twice 2ND,
+    keys and values 3KD, four of width I. In float32 the inputs of norms: H and KD a token; 2H, ND and KD a slot, and a softmax
+    sum a head. Once for each slot: rotations 2D, before the head H before the norm's weight, its gradient H, H in float32.
 
-    Losses hold the rows before the head H, the trained tokens of the target H, or top_k tokens, a chunk of logits, and the
-    gradient of a head of the draft's own in float32, with which the backward begins too. In its widest part that holds
-    gradients of width I and H of slots, or of queries and outputs beside those of all layers' keys and values of the text.
-    Where the attention has no kernel, these may be beside the scores of a chunk of queries.
+    Losses hold the rows before the head H, the target's trained tokens H or top_k tokens, a chunk of logits, and the gradient
+    of the draft's own head in float32, which the backward holds too. At its widest the backward holds gradients of slots of
+    width I and H, or of queries and outputs together with those of all layers' keys and values of the text. If attention has
+    no kernel, the scores of a chunk of queries may come on top of these.
     """
     (n_heads, n_key_values, width), hidden = head_shape(config, settings), config.hidden_size
     ffn, element = layer_config(config, settings).intermediate_size, dtype.itemsize
@@ -111,7 +111,7 @@ def memory(
 
 
 class DFlashMethod(OwnLayersMethod):
-    """The contract's answers (methods/contract.py)."""
+    """Answer the contract (methods/contract.py)."""
 
     name = NAME
     schema = Settings
@@ -122,7 +122,7 @@ class DFlashMethod(OwnLayersMethod):
     config_fields = staticmethod(config_fields)
 
     def check_state(self, layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-        """Raise ValueError for a file whose draft vocabulary is another, or where a shared norm of keys is not the same."""
+        """Raise ValueError if a file has another draft vocabulary, or its layers' norms of keys differ though one is shared."""
         own, known, shared = dict(state), layer.state_dict(), K_NORM.format(0)
         for number in range(1, len(layer.layers)):  # type: ignore[arg-type]
             name = K_NORM.format(number)
@@ -136,7 +136,7 @@ class DFlashMethod(OwnLayersMethod):
     def draws(
         self, settings: Settings, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Plain positions, and for each token of a row a number: those with the highest that may be an anchor are one."""
+        """Return plain positions, and a random `priority` for each token: the possible anchors with the highest are taken."""
         generators = [np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, step, row]))) for row, _ in rows]
         drawn = [each.random(len(plain_S), dtype=np.float32) for each, (_, plain_S) in zip(generators, rows, strict=True)]
         return [plain_S for _, plain_S in rows], {"priority": torch.from_numpy(np.stack(drawn))}
@@ -145,7 +145,7 @@ class DFlashMethod(OwnLayersMethod):
         return settings.predicted
 
     def published(self, state: dict[str, Tensor], settings: Settings) -> dict[str, Tensor]:
-        """Return the layer's own names, a shared norm of keys once for each layer, and the draft vocabulary's tensors."""
+        """Return the layer's tensors, a shared norm of keys copied for each layer, and the draft vocabulary's tensors."""
         norms = {K_NORM.format(number): state.get(K_NORM.format(number)) for number in range(settings.depth)}
         shared = state[K_NORM.format(0)]
         written = {name: shared.clone() if norm is None else norm for name, norm in norms.items()}

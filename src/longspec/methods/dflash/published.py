@@ -20,7 +20,7 @@ from longspec.methods.published_files import HEAD, SLIDING, Published
 from longspec.models.weight_files import telling_damage
 
 MASK_EMBEDDING = "mask_embedding.pt"
-# Field of the layers, of the draft, or of dflash_config -> its values that mean what our layers compute, a missing one too.
+# A field of the layers, of the draft, or of dflash_config -> the values with which our layers compute the same; None: missing.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "qwen3"),
     "attention_bias": (None, False),
@@ -36,14 +36,14 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
-    """Read a published draft as methods/contract.py says."""
+    """Read a published draft, as methods/contract.py describes."""
     draft = Published.of(folder, config, target, Qwen3Config, "dflash_config")
     found, file = draft.found, draft.file
     with telling_damage(file, "is no configuration of a draft"):
         depth = draft.layer["num_hidden_layers"]
     are_inputs = "speculators_model_type" in config
     window = draft.window(depth, found.get("swa_window_size"), slides=bool(found.get("use_swa")))
-    # What engines take where nothing is said.
+    # What engines assume for a missing field.
     if are_inputs:
         found.setdefault("sliding_window_non_causal", window is not None)
     elif found.get("use_swa") and SLIDING not in (found.get("layer_types") or ()):
@@ -72,7 +72,7 @@ def read_published(
 
 
 def _tie_k_norms(state: dict[str, Tensor], depth: int) -> bool:
-    """Return whether the norms of keys are the same in all layers; then the first layer's alone stays in `state`."""
+    """Tell whether all layers have the same norm of keys; if so, keep only the first layer's in `state`."""
     names = [K_NORM.format(number) for number in range(depth)]
     first = state.get(names[0])
     tied = first is not None and all(name in state and torch.equal(state[name], first) for name in names)

@@ -30,9 +30,9 @@ from longspec.methods.layer_shape import (
 NAME = "dflash"
 NAMELESS_FILES = False
 SERVED = {VLLM: Served("dflash"), LLAMA_CPP: Served("draft-dflash", "gguf")}
-VARIANTS = ("blocks",)  # of a run that names none
+VARIANTS = ("blocks",)  # of a run that names no variant
 TARGETS: dict[str, str] = {}  # no class was published
-FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
+FAMILIES = families.FAMILIES  # only hidden states are read, and every family has them
 WHY_THESE = ""
 ARCHITECTURE = "DFlashDraftModel"
 PUBLISHED = "DFlash"  # DFlashDraftModel, DFlashSpeculator
@@ -41,8 +41,8 @@ COUNTS = {
     "leading_hits": "drafted tokens that are the text's, up to each block's first other one",
     "outside_vocabulary": "no loss: the token to learn lies outside the draft vocabulary",
 }
-MOST_LAYERS = 8  # of a draft
-# What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
+MOST_LAYERS = 8  # in a draft
+# Defines the draft: its recipe and its folder must agree in these keys, which the tensors' shapes do not all show.
 OWN = ("depth", "block_size", "mask_token", "tied_k_norm", "sliding_window")
 SAME = ("recipe.method", ("layers", "vocabulary", *OWN, *SHAPE))
 DECAY, D_PACE = "decay", "d_pace"
@@ -108,35 +108,35 @@ class Draft(Known):
 
 @dataclass(kw_only=True)
 class Settings(LayerSettings, Method, Draft):
-    """The settings that the answers of METHOD depend on."""
+    """Hold the settings that METHOD's answers depend on."""
 
-    row_tokens: int = field(default=0, metadata={"stored": False})  # of a row that is trained; 0: none is
+    row_tokens: int = field(default=0, metadata={"stored": False})  # of a row in training; 0: no training
 
     @property
     def predicted(self) -> int:
-        """Return how many tokens a block drafts."""
+        """Return the number of tokens that a block drafts."""
         return self.block_size - 1
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
-    """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    """Return the settings for training and decoding, from a typed recipe and its draft vocabulary."""
     stored_layers = recipe.method.stored_layers if recipe.states.source == OFFLINE else None
     more = {"row_tokens": recipe.data.sequence_length, "stored_layers": stored_layers and list(stored_layers)}
     return layer_settings(Settings, recipe, vocabulary, **more)
 
 
 def longest_chain(recipe: Any) -> int:
-    """Return how many tokens a block drafts."""
+    """Return the number of tokens that a block drafts."""
     return int(recipe.method.block_size) - 1
 
 
 def anchors_of(settings: Settings, row_tokens: int) -> int:
-    """Return how many blocks a row of so many tokens has in a step, at most."""
+    """Return the most blocks that a row of `row_tokens` tokens has in a step."""
     return min(settings.anchors or max(1, row_tokens // settings.block_size), row_tokens)
 
 
 def check(recipe: Any) -> None:
-    """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
+    """Check recipe.method and recipe.draft. Raises ValueError with the key and what is allowed."""
     method = recipe.method
     check_layers("layers", method.layers, Settings.first)
     check_layers("stored_layers", method.stored_layers, 0)
@@ -160,14 +160,14 @@ def check(recipe: Any) -> None:
 
 
 def mask_token_of(mask_token: int | None, vocabulary: int, key: str = "recipe.method.mask_token") -> int:
-    """Return the token that fills the slots. Raises ValueError, which names the key, for one that the target does not have."""
+    """Return the token that fills the slots. Raises ValueError, which names the key, if the target does not have it."""
     if mask_token is not None and mask_token >= vocabulary:
         raise ValueError(f"{key}: {mask_token}: the target has tokens 0 to {vocabulary - 1}")
     return vocabulary - 1 if mask_token is None else mask_token
 
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
-    """It has the layers that are read, the mask's token, and more tokens than the draft vocabulary."""
+    """Raise ValueError if the target lacks a layer that is read or the mask token, or has too few tokens."""
     method = recipe.method
     for chosen in (method.layers, method.stored_layers or method.layers):
         layers_of(chosen, layers, Settings.first)
@@ -176,13 +176,13 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
 
 
 def stored(recipe: Any) -> str:
-    """Return the inputs of layers, and what soft labels are made of; the words of an EAGLE-3 draft that reads the same."""
+    """Return a word for the stored inputs of layers and soft labels; EAGLE-3 drafts that read the same have the same word."""
     method = recipe.method
     return stored_word(recipe, method.stored_layers or method.layers, is_soft=soft_labels(recipe))
 
 
 def told(recipe: Any) -> list[Row]:
-    """Return the layers that are read, the block, and what its slots learn."""
+    """Return a report's rows: the layers that are read, the block, and what its slots learn."""
     method, draft = recipe.method, recipe.draft
     weights = f"exp(-(k - 1) / {draft.gamma:g})" if draft.weights == DECAY else f"D-PACE, alpha {draft.alpha:g}"
     blocks = "one for each block of its tokens" if draft.anchors is None else str(draft.anchors)
@@ -196,10 +196,10 @@ def told(recipe: Any) -> list[Row]:
 
 
 def soft_labels(recipe: Any) -> bool:
-    """Whether the target's distribution is learnt."""
+    """Tell whether the target's distribution is learnt."""
     return bool(recipe.draft.loss != HARD)
 
 
 def loss_weight(recipe: Any) -> float | None:
-    """Return 1, the sum of the fixed weights of a block's slots; D-PACE's depend on the draft and have no fixed sum."""
+    """Return 1, the sum of a block's fixed weights; None for D-PACE, whose weights depend on the draft, and for tv and lk."""
     return None if recipe.draft.weights == D_PACE or recipe.draft.loss in (TV, LK) else 1.0

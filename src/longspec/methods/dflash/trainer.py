@@ -26,16 +26,16 @@ from longspec.models.teachers import draft_numbers
 from longspec.states.forward import TargetStates
 from longspec.states.tensors import EMBEDDED
 
-SHAPES = 8  # numbers of blocks a row can have in a step: kernels are compiled for each
+SHAPES = 8  # different numbers of blocks that a row can have in a step: kernels are compiled for each
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Where a step's blocks stand, and what their slots learn.
+    """Hold where a step's blocks begin, and what their slots learn.
 
-    An anchor is a token whose next one is trained and in its document. Rows with fewer of them than others are filled up with
-    blocks that have no label, at token 0. scale_BA: of each row, how many anchors it could have for each that it has: so a
-    step's loss is, in the mean over all draws, that of all anchors.
+    An anchor is a token whose next token is trained and in its document. Rows with fewer anchors than others are padded with
+    blocks without labels, at token 0. scale_BA: a row's possible anchors divided by its chosen ones, so that the mean of a
+    step's loss over all draws is the loss over all anchors.
 
     trained_BS: tokens whose next one is trained; labels_BAK: the token at slot k's place, NO_LABEL past the document's end.
     """
@@ -48,7 +48,7 @@ class Blocks:
 
     @classmethod
     def of(cls, labels_BS: Tensor, document_ids_BS: Tensor | None, priority_BS: Tensor | None, settings: Settings) -> "Blocks":
-        """Choose the anchors of highest priority; None: spread evenly over the tokens that can be one."""
+        """Choose the anchors with the highest priority; None: spread them evenly over the possible ones."""
         documents_BS = torch.zeros_like(labels_BS) if document_ids_BS is None else document_ids_BS
         starts_BS, trained_BS = document_starts(documents_BS), torch.zeros_like(labels_BS, dtype=torch.bool)
         trained_BS[:, :-1] = (labels_BS[:, 1:] != NO_LABEL) & (starts_BS[:, 1:] == starts_BS[:, :-1])
@@ -75,7 +75,7 @@ class Blocks:
         return cls(anchors_BA, starts_BA, scale_B1.expand_as(anchors_BA), labels_BAK, trained_BS)
 
     def slot_labels(self, ids_V: Tensor | None) -> SlotLabels:
-        """Return the labels slot by slot; ids_V: the draft vocabulary, None: all tokens."""
+        """Return the labels slot by slot. ids_V: the draft vocabulary, None: all tokens."""
         rows_R, blocks_R, slots_R = (self.labels_BAK != NO_LABEL).nonzero(as_tuple=True)
         places_BS = self.trained_BS.flatten().cumsum(0).view_as(self.trained_BS) - 1
         before_R = self.anchors_BA[rows_R, blocks_R] + slots_R
@@ -86,7 +86,7 @@ class Blocks:
 
 
 class DFlashTrainer(OwnLayersTrainer):
-    """A frozen target and its trainable draft."""
+    """Train a draft next to a frozen target."""
 
     draft_model: DFlashLayer
     mask_H: Tensor
@@ -112,11 +112,11 @@ class DFlashTrainer(OwnLayersTrainer):
         with_llm_loss: bool,
         priority: Tensor | None = None,
     ) -> tuple[StepSums, Tensor, Tensor | None, dict[str, Tensor]]:
-        """Take the losses of the blocks of a step.
+        """Compute the losses of a step's blocks.
 
-        priority [B, S]: the tokens with the highest are the anchors; None: they are spread evenly. The token to learn is the
-        text's of hard labels, else the target's likeliest. counts, over all blocks: `blocks` that have a label; `leading_hits`,
-        their tokens that are the text's, up to the first other one.
+        priority [B, S]: the possible anchors with the highest are chosen; None: they are spread evenly. Hard labels are the
+        text's tokens; with soft ones a slot's token to learn is the target's likeliest. counts, over all blocks: `blocks` with
+        a label; `leading_hits`: drafted tokens equal to the text's, up to each block's first other one.
         """
         layer, settings, head_weight = self.draft_model, self.settings, self.states.head_weight
         blocks = Blocks.of(labels, document_ids, priority, settings)

@@ -23,7 +23,7 @@ from longspec.models.attention.backends import attend, attend_all
 
 
 class Accepted(NamedTuple):
-    """Text whose slots are not taken in yet: tokens_BE[b, : counts_B[b]] behind features, the last of them still unknown."""
+    """Hold text whose slots have no keys yet: tokens_BE[b, : counts_B[b]], the last still unknown, and their features."""
 
     tokens_BE: Tensor
     feature_BEH: Tensor
@@ -31,10 +31,10 @@ class Accepted(NamedTuple):
 
 
 class Eagle3Drafter(OwnLayersDrafter):
-    """Proposes by an EAGLE-3 layer beside its target."""
+    """Propose tokens with an EAGLE-3 layer and its target."""
 
     accepted: Accepted | None
-    hidden_BWH: Tensor | None = None  # of the level last asked
+    hidden_BWH: Tensor | None = None  # of the newest level with logits
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
         """Make the slots of each prompt, the newest where there is a window; the first round takes them in with the root."""
@@ -46,14 +46,14 @@ class Eagle3Drafter(OwnLayersDrafter):
         self.accepted = Accepted(tokens_BE, self.layer.feature(found), counts_B)
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """A tree of this shape; of the leaves nothing is computed."""
+        """Return a tree of this shape; nothing is computed for its leaves."""
         builder = self.builder(draft_input)
         return grown(builder, shape, sampler, lambda: self.logits(draft_input, builder))
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
-        """The draft's logits of the token after each node of the newest level, [B, W, V].
+        """Return the draft's logits of the token after each node of the newest level, [B, W, V].
 
-        A node at depth d stands d behind the root and is step d of the chain that starts in the root's slot.
+        A node at depth d has the position of the root plus d, and is step d of the chain that starts in the root's slot.
         """
         depth, size = len(builder.sizes) - 1, builder.sizes[-1]
         feature_BWH = self._fed_back(builder) if depth else self._take_in_text(draft_input)
@@ -63,7 +63,7 @@ class Eagle3Drafter(OwnLayersDrafter):
         def attend_own(q_BNWD: Tensor, k_BKWD: Tensor, v_BKWD: Tensor) -> Tensor:
             keys, values = self.caches[0].with_nodes((k_BKWD, v_BKWD)) if depth else self.caches[0].of_text()
             scale, low = q_BNWD.shape[-1] ** -0.5, self._first_seen(draft_input, builder, keys.shape[2])
-            if low is not None and q_BNWD.device.type == "cpu":  # where masks take longer than the products
+            if low is not None and q_BNWD.device.type == "cpu":  # where masks cost more than the products
                 return attend_all(q_BNWD, keys[:, :, low:], values[:, :, low:], scale)
             seen = draft_input.visibility(builder, self.caches[0].first_B(draft_input.lengths_B), self.window, left_out=1)
             return attend(q_BNWD, keys, values, seen, scale)
@@ -72,13 +72,13 @@ class Eagle3Drafter(OwnLayersDrafter):
         return self.layer.logits(self.hidden_BWH)
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The new tokens, each behind the target's hidden states of the one before; the tree is forgotten."""
+        """Keep the new tokens, each with the target's hidden states of the token before it; the tree is forgotten."""
         self.accepted = Accepted(tokens_BE, self.layer.feature([hidden[name] for name in self.reads]), kept_B + 1)
 
     def _take_in_text(self, draft_input: DraftInput) -> Tensor:
-        """Keys and values of the slots that have become text, the root's with them, whose feature [B, 1, H] is returned.
+        """Add keys and values of the new text's slots, the root's included; return the root's feature [B, 1, H].
 
-        The draft has one layer, so no other slot of the text is asked for more than these.
+        The draft has one layer, so the text's other slots need only keys and values.
         """
         assert self.accepted is not None
         lengths_B, counts_B, feature_BEH = draft_input.lengths_B, self.accepted.counts_B, self.accepted.feature_BEH
@@ -91,16 +91,16 @@ class Eagle3Drafter(OwnLayersDrafter):
         return feature_BEH.gather(1, last_B1[:, :, None].expand(-1, -1, feature_BEH.shape[2]))
 
     def _fed_back(self, builder: TreeBuilder) -> Tensor:
-        """The features [B, W, H] of the newest level's nodes, of their parents."""
+        """Return the features [B, W, H] of the newest level's nodes: what their parents feed back."""
         assert self.hidden_BWH is not None
         first_of_above = builder.nodes - builder.sizes[-1] - builder.sizes[-2]
         parents_BW1 = (builder.parents[-1] - first_of_above)[:, :, None]
         return self.layer.fed_back(self.hidden_BWH).gather(1, parents_BW1.expand(-1, -1, self.hidden_BWH.shape[2]))
 
     def _first_seen(self, draft_input: DraftInput, builder: TreeBuilder, keys: int) -> int | None:
-        """Return the first of `keys` keys that the newest node of a single row's chain sees, with all behind it; else None.
+        """Return the first of `keys` keys that the newest node of a single row's chain sees; it sees all later ones. Else None.
 
-        Key i stands at length - held + i, where `held` slots of the text are kept; those before 0 are of nothing.
+        Key i has position length - held + i, with `held` slots of the text in the cache; keys at positions below 0 are empty.
         """
         if len(draft_input.lengths) > 1 or set(builder.sizes) != {1} or not keys:
             return None

@@ -37,9 +37,9 @@ Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Midlayer(nn.Module):
-    """The decoder layer. Its names are those that engines load.
+    """Compute the decoder layer. Its parameters have the names that engines load.
 
-    norm_before_residual: its attention's output is added to the normed feature, not to the feature itself.
+    norm_before_residual: the attention's output is added to the normed feature, not to the feature itself.
     """
 
     def __init__(self, config: PretrainedConfig, norm_before_residual: bool) -> None:
@@ -52,11 +52,11 @@ class Midlayer(nn.Module):
         self.post_attention_layernorm = norm_of(config)
 
     def both(self, embedded_BSH: Tensor, normed_BSH: Tensor) -> Tensor:
-        """Input [B, S, 2H] of the self attention, from embeddings and features, of which hidden_norm has normed the latter."""
+        """Return the input [B, S, 2H] of the self attention, from embeddings and features normed by hidden_norm."""
         return torch.cat([self.input_layernorm(embedded_BSH), normed_BSH], dim=-1)
 
     def forward(self, embedded_BSH: Tensor, feature_BSH: Tensor, rope: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """Hidden states [B, S, H]."""
+        """Return the hidden states [B, S, H]."""
         normed_BSH = self.hidden_norm(feature_BSH)
         residual_BSH = normed_BSH if self.norm_before_residual else feature_BSH
         both_BSE = self.both(embedded_BSH, normed_BSH)
@@ -67,10 +67,10 @@ class Midlayer(nn.Module):
 
 
 class Eagle3Layer(OwnLayers):
-    """The trainable module.
+    """Compute a draft's chains: the trainable module.
 
-    With `fc_norm` each auxiliary hidden state has a norm of its own before the projection; with `norm_output` what is fed back
-    is normed as the head reads it (EAGLE-3.1). `input_norm` is one norm over all of them, which comes first (norm_before_fc).
+    `fc_norm`: each auxiliary hidden state has its own norm before the projection. `norm_output`: what is fed back is normed as
+    for the head (EAGLE-3.1). `input_norm` (norm_before_fc): one norm over all auxiliary states, before any fc_norm.
     """
 
     lm_head: DraftHead
@@ -91,10 +91,10 @@ class Eagle3Layer(OwnLayers):
         draw_weights(self, config.initializer_range)
 
     def begin(self, states: Any, settings: Settings) -> None:
-        """Make norm and head copies of the target's.
+        """Copy the target's norm and head.
 
-        settings.start "identity": the hidden states are the inputs of the last auxiliary layer as they are, so that head and
-        norm begin with what they read in the target; attention and feed-forward layer add nothing yet.
+        settings.start "identity": the layer passes the input of the last auxiliary layer through, so that norm and head read
+        nearly what they read in the target; attention and feed-forward part add nothing yet.
         """
         super().begin(states, settings)
         if settings.start == "identity":
@@ -104,7 +104,7 @@ class Eagle3Layer(OwnLayers):
                 self.midlayer.mlp.down_proj.weight.zero_()
 
     def feature(self, auxiliary: Sequence[Tensor]) -> Tensor:
-        """The features [B, S, H] of a chain's first step, from the target's hidden states of the auxiliary layers in order."""
+        """Return the features [B, S, H] of a chain's first step. auxiliary: the target's hidden states in the layers' order."""
         if self.input_norm is not None:
             auxiliary = self.input_norm(torch.cat(list(auxiliary), dim=-1)).chunk(AUXILIARY, dim=-1)
         if len(self.fc_norm):
@@ -112,16 +112,16 @@ class Eagle3Layer(OwnLayers):
         return self.fc(torch.cat(list(auxiliary), dim=-1))
 
     def fed_back(self, hidden_BSH: Tensor) -> Tensor:
-        """The features of a chain's next step, from the hidden states of this one."""
+        """Return the features of a chain's next step, from the hidden states of this one."""
         return self.norm(hidden_BSH) if self.norm_output else hidden_BSH
 
     def logits(self, hidden_BSH: Tensor) -> Tensor:
-        """Logits [B, S, V] of the draft vocabulary."""
+        """Return logits [B, S, V] of the draft vocabulary."""
         return self.lm_head(self.norm(hidden_BSH))
 
 
 def config_fields(config: Any, settings: Settings) -> dict[str, Any]:
-    """The fields of config.json. Raises ValueError for layers that the target does not have."""
+    """Return the fields of config.json. Raises ValueError if the target lacks a layer that is read."""
     layers = list(settings.read_of(config.num_hidden_layers))
     fields = shape_fields(config, settings) | {
         "architectures": [ARCHITECTURE],

@@ -25,14 +25,14 @@ from longspec.models.teachers import TOP_BYTES
 
 
 def projection_operations(config: Any, settings: Settings, tokens: int) -> float:
-    """Operations of the features, forward and backward; the target's states get a gradient for their norms alone."""
+    """Count operations of the features, forward and backward; the target's states get a gradient only for their norms."""
     return (3 if settings.fc_norm or settings.norm_before_fc else 2) * 2.0 * tokens * AUXILIARY * config.hidden_size**2
 
 
 def step_operations(config: Any, tokens: int, pairs: float) -> float:
-    """Operations of one step of the layer, forward and backward.
+    """Count operations of one step of the layer, forward and backward.
 
-    The backward of a trained product is two of its size (input and weight), of the attention four where the forward has two.
+    The backward of a trained product costs two of its size (input and weight), that of attention four for the forward's two.
     """
     hidden, width = config.hidden_size, head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
@@ -41,23 +41,23 @@ def step_operations(config: Any, tokens: int, pairs: float) -> float:
 
 
 def head_operations(config: Any, settings: Settings, labels: int, rows: int) -> float:
-    """The target's logits of each label, and of each of the steps' rows the draft's, their gradient and the weight's."""
+    """Count operations of the target's logits of each label, and of each row's draft logits and both their gradients."""
     return 2.0 * config.hidden_size * (labels * config.vocab_size + 3 * rows * (settings.vocabulary or config.vocab_size))
 
 
 def operations(
     config: Any, settings: Settings, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
-    """All steps and the heads' products, as if every token began a chain and every label ended one in each step.
+    """Count operations of all steps and of the head, as if every token began a chain and every label ended one in each step.
 
-    Those at a text's end and beginning, which do not, are a few for each document. With top_k the target's logits are not
-    made; else they are anyway, so that the target's own loss costs no product.
+    Only a few tokens at each document's ends do not. With top_k the target's logits are not made; otherwise they are made
+    anyway, so the target's own loss costs no product.
     """
     steps, pairs = range(settings.steps), [0.0] * settings.steps
     for length, times in Counter(documents).items():
         for step in steps:
             window = None if settings.sliding_window is None else settings.sliding_window - 1 - step
-            pairs[step] += times * (causal_pairs(length, window) + step * length)  # the text's, and the chain's own
+            pairs[step] += times * (causal_pairs(length, window) + step * length)  # the text's keys, and the chain's own
     of_steps = sum(step_operations(layer_config(config, settings), tokens, pairs[step]) for step in steps)
     of_head = head_operations(config, settings, labels if with_teacher else 0, settings.steps * labels)
     return projection_operations(config, settings, tokens) + of_steps, of_head
@@ -66,22 +66,21 @@ def operations(
 def memory(
     config: Any, settings: Settings, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
 ) -> DraftMemory:
-    """Bytes of the steps' forward and backward and of the losses, for tokens that are all trained.
+    """Estimate the bytes of the steps' forward and backward and of the losses, for tokens that are all trained.
 
-    Kept of each step, in elements of the dtype a token: what the four norms make before their weights, the input of the
+    Kept of each step, in elements of the dtype a token: the four norms' results before their weights, the inputs of the
     attention 2H and of the feed-forward part, and the gradient of the rows before the head, 8H; queries and the attention's
-    output 2ND, keys and values 2KD; four of width I. In float32 the inputs of the norms, 3H (2H where the dtype is float32: the
+    output 2ND, keys and values 2KD; four of width I. In float32 the inputs of the norms, 3H (2H if the dtype is float32: the
     head's norm and the next step's read one), a softmax sum a head and the weights of the chain's own keys. Of the first step
-    the auxiliary hidden states side by side 3H, and once more for each way in which they are normed; of the last one its
-    output H.
+    the auxiliary hidden states side by side 3H, and once more for each norm over them; of the last step its output H.
 
-    Losses hold the normed rows of all steps kH, the trained tokens of the target H, or top_k of its tokens with their
-    log-probabilities, a chunk of logits, and the gradient of the head's weight in float32, with which the backward begins too.
-    That holds another gradient of the rows; in the widest part of a step two of width I and H, or gradients of all steps' keys
-    and values. Where the attention has no kernel (on a GPU with neither flash-attn nor compiled flex_attention, as
-    `runtime.attention: auto` finds here) these may be beside the scores of a block of queries, when what the last step kept
-    behind its attention, 5H, four of width I and two norms, is freed. The keys are those of one row: of all tokens, or of as
-    many as the target has positions.
+    Losses hold the normed rows of all steps kH, the target's trained tokens H or top_k of its tokens with their
+    log-probabilities, a chunk of logits, and the gradient of the head's weight in float32, which the backward holds too. The
+    backward also holds another gradient of the rows; at a step's widest part two of width I and H, or gradients of all steps'
+    keys and values. If attention has no kernel (on a GPU with neither flash-attn nor compiled flex_attention, as
+    `runtime.attention: auto` finds here), these may be held with the scores of a block of queries, after the last step's
+    results behind its attention are freed: 5H, four of width I and two norms. The keys are those of one row: of all tokens, or
+    of as many as the target has positions.
     """
     positions, config = position_limit(config), layer_config(config, settings)
     element, steps, single = dtype.itemsize, settings.steps, dtype == torch.float32
@@ -106,7 +105,7 @@ def memory(
 
 
 class Eagle3Method(OwnLayersMethod):
-    """The contract's answers (methods/contract.py)."""
+    """Answer the contract (methods/contract.py)."""
 
     name = NAME
     schema = Settings

@@ -26,7 +26,7 @@ LAYERS = "hidden_layers_list"
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
     """Write the folder.
 
-    Raises ValueError for a target or a rotation that OpenVINO has no place for, and as of exported_draft.
+    Raises ValueError for a target or a rotation that OpenVINO cannot represent, and as exported_draft does.
     """
     draft = exported_draft.read(folder, METHOD, "openvino", context)
     file, content, tensors = folder / CONFIG, draft.content, draft.tensors

@@ -18,7 +18,7 @@ from longspec.methods.eagle3.settings import AUXILIARY, NORMS, Settings
 from longspec.methods.published_files import HEAD, Published
 
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
-# Field of the layer or of the draft -> its values that mean what our layer computes, a missing one among them.
+# A field of the layer or of the draft -> the values with which our layer computes the same; None: missing.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "llama"),
     "num_hidden_layers": (None, 1),
@@ -40,7 +40,7 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Settings]:
-    """Read a published draft as methods/contract.py says."""
+    """Read a published draft, as methods/contract.py describes."""
     draft = Published.of(folder, config, target, LlamaConfig, "eagle_config")
     draft.check(REPRESENTED)
     inputs, outputs = config.get(LAYER_IDS), (config.get("eagle_config") or {}).get(LAYER_IDS)

@@ -36,19 +36,19 @@ SERVED = {
     LLAMA_CPP: Served("draft-eagle3", "gguf", windows=False),
     OPENVINO: Served("eagle3", "openvino", windows=False),
 }
-VARIANTS = ("ttt",)  # of a run that names none
+VARIANTS = ("ttt",)  # of a run that names no variant
 TARGETS: dict[str, str] = {}  # no class was published
-FAMILIES = families.FAMILIES  # hidden states are all that is read, and each has them
+FAMILIES = families.FAMILIES  # only hidden states are read, and every family has them
 WHY_THESE = ""
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 PUBLISHED = "Eagle3"  # LlamaForCausalLMEagle3, Eagle3LlamaForCausalLM, Eagle3Speculator, Eagle3DraftModel
 COUNTS = {"outside_vocabulary": "no loss: the target prefers a token outside the draft vocabulary"}
-AUXILIARY = 3  # hidden states of the target that a draft reads; engines know no other number
+AUXILIARY = 3  # hidden states of the target that a draft reads; engines accept no other number
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
-# What a draft is: its recipe and its folder must agree in it, and tensors' shapes do not show all of it.
+# Defines the draft: its recipe and its folder must agree in these keys, which the tensors' shapes do not all show.
 SAME = ("recipe.method", ("layers", "vocabulary", *NORMS, "sliding_window", *SHAPE))
 STARTS = ("random", "identity")
-MOST_STEPS = 64  # of a chain
+MOST_STEPS = 64  # in a chain
 Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
 Decay = Annotated[Number, Field(ge=0.01, le=1)]
 
@@ -88,25 +88,25 @@ class Draft(Known):
 
 
 def implied(tokens: int) -> dict[str, Any]:
-    """Keys of recipe.method that follow from a target of so many tokens: a vocabulary as published drafts have it."""
+    """Return keys of recipe.method that follow from a target of so many tokens: a vocabulary like that of published drafts."""
     return {"vocabulary": 32000 if tokens >= 64000 else 8192 if tokens > 16384 else None}
 
 
 @dataclass(kw_only=True)
 class Settings(LayerSettings, Method, Draft):
-    """The settings that the answers of METHOD depend on."""
+    """Hold the settings that METHOD's answers depend on."""
 
     first: ClassVar[int] = 0
     count: ClassVar[int | None] = AUXILIARY
 
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
-    """Return the settings that training and decoding need, from a typed recipe and the file of its draft vocabulary."""
+    """Return the settings for training and decoding, from a typed recipe and its draft vocabulary."""
     return layer_settings(Settings, recipe, vocabulary)
 
 
 def check(recipe: Any) -> None:
-    """Hold recipe.method and recipe.draft against what a draft can be. Raises ValueError with the key and what is allowed."""
+    """Check recipe.method and recipe.draft. Raises ValueError with the key and what is allowed."""
     method, draft = recipe.method, recipe.draft
     check_layers("layers", method.layers, Settings.first, AUXILIARY)
     check_method(method)
@@ -123,12 +123,12 @@ def check(recipe: Any) -> None:
 
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
-    """It has the layers that are read, and more tokens than the draft vocabulary."""
+    """Raise ValueError if the target lacks a layer that is read, or has no more tokens than the draft vocabulary."""
     layers_of(recipe.method.layers, layers, Settings.first)
     check_proposed(recipe.method, vocabulary)
 
 
-# Layouts of drafts for another program than vLLM: its name, and the norms that it has no place for.
+# Layout of another program than vLLM -> the program's name, and the norms that it cannot represent.
 LAYOUTS = {
     "gguf": ("llama.cpp", ("fc_norm", "norm_output")),
     "openvino": ("OpenVINO", ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")),
@@ -136,7 +136,7 @@ LAYOUTS = {
 
 
 def check_layout(layout: str, method: Mapping[str, Any], context: int | None) -> None:
-    """Raise ValueError, with the key, for what a layout has no place for; no layout of LAYOUTS has one for windows."""
+    """Raise ValueError, with the key, for values a layout cannot represent; no layout of LAYOUTS can represent windows."""
     if layout not in LAYOUTS:
         return
     program, norms = LAYOUTS[layout]
@@ -156,14 +156,14 @@ def check_layout(layout: str, method: Mapping[str, Any], context: int | None) ->
 
 
 def stored(recipe: Any) -> str:
-    """The inputs of the auxiliary layers, and what the labels are made of."""
+    """Return a word for the stored inputs of the auxiliary layers and for what the labels are made of."""
     return stored_word(recipe, recipe.method.layers, is_soft=True)
 
 
 def told(recipe: Any) -> list[Row]:
-    """The layers that are read, the tokens that are proposed, and the chain that is trained."""
+    """Return a report's rows: the layers that are read, the draft vocabulary, and the chain that is trained."""
     chain = f"{recipe.draft.steps} steps, weighted {recipe.draft.decay:g}^i"
-    # Drafts that were begun elsewhere are seldom normed as ours by default.
+    # Drafts made elsewhere often have other norms than our defaults.
     rows: list[Row] = [(("draft.steps", "draft.decay"), "chain", chain)]
     if recipe.draft.loss != SOFT:
         rows.append((("draft.loss",), "loss", recipe.draft.loss))
@@ -171,12 +171,12 @@ def told(recipe: Any) -> list[Row]:
 
 
 def soft_labels(recipe: Any) -> bool:
-    """The target's distribution over the draft vocabulary is learnt."""
+    """Return True: the target's distribution over the draft vocabulary is learnt."""
     return True
 
 
 def loss_weight(recipe: Any) -> float | None:
-    """Return the sum of the weights of a chain's steps; None for a loss that is no cross entropy."""
+    """Return the sum of the weights of a chain's steps; None if the loss is no cross entropy."""
     if recipe.draft.loss != SOFT:
         return None
     return float(sum(recipe.draft.decay**step for step in range(recipe.draft.steps)))

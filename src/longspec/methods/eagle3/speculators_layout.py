@@ -24,12 +24,12 @@ OF_THE_DRAFT = ("draft_vocab_size", "eagle_aux_hidden_state_layer_ids", *NORMS, 
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
-    """Write the folder. Raises ValueError as of exported_draft, and for a context."""
+    """Write the folder. Raises ValueError as exported_draft does, and if a context is given."""
     if context is not None:
         raise ValueError(f"--context: {context}: the layout speculators has the draft's own; leave it out")
     draft = exported_draft.read(folder, METHOD, "speculators", context)
     config = draft.content
-    # There are no layer_types and no sliding_window without a window, and no dtype of a target that names none.
+    # Without a window there are no layer_types and no sliding_window; if the target names no dtype there is none.
     of_layer, of_draft = ({name: config[name] for name in names if name in config} for names in (OF_THE_LAYER, OF_THE_DRAFT))
     source = config["target_source"]
     verifier = {

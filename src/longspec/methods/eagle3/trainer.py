@@ -22,15 +22,15 @@ from longspec.states.tensors import EMBEDDED
 
 @dataclass(frozen=True)
 class ChainLabels:
-    """Which chains of a text have a label in which step.
+    """Hold which chains of a text have a label in each step.
 
-    A chain begins at every token t whose next one is in its document; in step i it predicts token t + 2 + i, by the target's
-    distribution after token t + 1 + i. Rows without document ids are one document each.
+    A chain begins at every token t whose next token is in its document; in step i it predicts token t + 2 + i, from the
+    target's distribution after token t + 1 + i. Rows without document ids are one document each.
 
-    tokens_N: of the B * S tokens those whose next one is trained and in their document; labels_N: that next one.
+    tokens_N: those of the B * S tokens whose next token is trained and in their document; labels_N: that next token.
 
-    For each step, int64 [M]: chains, of the B * (S - 2 - step) that can have a label, those that predict one of these; places:
-    which of the N.
+    For each step, int64 [M]: chains: those of the B * (S - 2 - step) possible chains that predict such a token; places: its
+    number among the N.
     """
 
     tokens_N: Tensor
@@ -40,7 +40,7 @@ class ChainLabels:
 
     @classmethod
     def of(cls, labels_BS: Tensor, document_ids_BS: Tensor | None, steps: int) -> "ChainLabels":
-        """Those of rows with at least steps + 2 tokens."""
+        """Build the labels; each row needs at least steps + 2 tokens."""
         next_BS, starts_BS = labels_BS[:, 1:], None
         if document_ids_BS is not None:
             starts_BS = document_starts(document_ids_BS)
@@ -60,13 +60,13 @@ class ChainLabels:
 
 
 def _chosen(x_BCH: Tensor, chains_M: Tensor) -> Tensor:
-    """The rows of these chains, [M, H]; no copy where they are all."""
+    """Return the rows of these chains, [M, H]; no copy if they are all."""
     x_RH = x_BCH.flatten(0, 1)
     return x_RH if len(chains_M) == len(x_RH) else x_RH[chains_M]
 
 
 class Eagle3Trainer(OwnLayersTrainer):
-    """A frozen target and its trainable draft."""
+    """Train a draft next to a frozen target."""
 
     draft_model: Eagle3Layer
 
@@ -79,7 +79,7 @@ class Eagle3Trainer(OwnLayersTrainer):
         document_ids: Tensor | None,
         with_llm_loss: bool,
     ) -> tuple[StepSums, int, Tensor | None, dict[str, Tensor]]:
-        """Take the losses of all chains, step i weighted decay^i; the target's loss is that of all trained tokens."""
+        """Compute the losses of all chains, step i weighted by decay^i; the target's loss covers all trained tokens."""
         settings, head_weight = self.settings, self.states.head_weight
         chain_labels = ChainLabels.of(labels, document_ids, settings.steps)
         rows = self._unrolled(found, position_ids, document_ids, chain_labels)
@@ -98,15 +98,15 @@ class Eagle3Trainer(OwnLayersTrainer):
     def _unrolled(
         self, found: dict[str, Tensor], position_ids_BS: Tensor, document_ids_BS: Tensor | None, chain_labels: ChainLabels
     ) -> list[Tensor]:
-        """For each step the normed hidden states [M, H] of the chains that have a label."""
+        """Return, for each step, the normed hidden states [M, H] of the chains that have a label."""
         layer, length, rows = self.draft_model, found[EMBEDDED].shape[1], []
-        keys: list[KeysValues] = []  # of the steps so far; the first one's are the text's
+        keys: list[KeysValues] = []  # of the steps so far; the first step's are the text's
 
         def attend(q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor) -> Tensor:
             step, chains = len(keys), q_BNCD.shape[2]  # fewer chains in each step
             keys.append((k_BKCD, v_BKCD))
             text, *own = [(k[:, :, :chains], v[:, :, :chains]) for k, v in keys]
-            # Query t of step i stands i tokens after the text's token t.
+            # Query t of step i has the position of the text's token t plus i.
             window = None if self.settings.sliding_window is None else self.settings.sliding_window - 1 - step
             documents = None if document_ids_BS is None else document_ids_BS[:, :chains]
             visibility = Visibility(window=window, document_ids_BT=documents)
@@ -115,7 +115,7 @@ class Eagle3Trainer(OwnLayersTrainer):
         turns = self.rope_of_text(found, found[EMBEDDED], position_ids_BS)
         feature_BCH = layer.feature([tap_BSH[:, : length - 2] for tap_BSH in self.taps(found)])
         for step, chains_M in enumerate(chain_labels.chains):
-            count = length - 2 - step  # chains that can have a label: nothing is made behind the row's end
+            count = length - 2 - step  # chains that can have a label: nothing is computed after the row's end
             embedded_BCH = found[EMBEDDED][:, 1 + step : length - 1]
             rope = (turns[0][:, step : step + count], turns[1][:, step : step + count])
             hidden_BCH = layer.midlayer(embedded_BCH, feature_BCH[:, :count], rope, attend)

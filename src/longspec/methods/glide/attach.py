@@ -10,10 +10,10 @@ from longspec.models.target_config import read_target_config
 
 
 def attach(target_model_path: str, glide_path: str | None = None, **arguments: Any) -> Glide:
-    """The target of a folder or a hub name with its draft beside it, of a draft folder or weight file, or a fresh one.
+    """Return the target of a folder or hub name with its draft, from a draft folder or weight file, or a fresh one.
 
-    A draft folder alone brings the target that it names. Further arguments as of the class's constructor. Raises ValueError
-    for a target that is not supported and for a draft that was made for another one.
+    If target_model_path is a draft folder, the target that it names is loaded. arguments: of the class's constructor. Raises
+    ValueError if the target is not supported or the draft was made for another one.
     """
     target_model_path, glide_path = target_and_draft(target_model_path, glide_path)
     config = read_target_config(target_model_path)

@@ -26,9 +26,9 @@ from longspec.states.tensors import KEYS, VALUES
 
 
 class GlideDrafter(Drafter):
-    """Proposes by a draft layer beside its target. Chains are drawn from the draft when sampling, trees are its beams.
+    """Propose tokens with a draft layer and its target. When sampling, chains are drawn from the draft; trees are beams.
 
-    vocabulary: the tokens to propose, for whose rows alone the target's head is then asked; None: all.
+    vocabulary: the tokens to propose; only their rows of the target's head are then computed; None: all tokens.
     """
 
     def __init__(self, target: Any, layer: GlideLayer, window: int, vocabulary: DraftVocabulary | None = None) -> None:
@@ -41,17 +41,17 @@ class GlideDrafter(Drafter):
             self.head_VH = head_TH[ids_V.to(head_TH.device)].to(ids_V.device)
         last = target.config.num_hidden_layers - 1
         self.reads = (f"{KEYS}{last}", f"{VALUES}{last}")
-        self.own = NewestTokens(window)  # those before the root, and of the tree last proposed
-        self.root: tuple[Tensor, Tensor] | None = None  # below which it stands: tokens and positions, [B] each
+        self.own = NewestTokens(window)  # of the tokens before the root, and of the last proposed tree
+        self.root: tuple[Tensor, Tensor] | None = None  # of the last tree: tokens and positions, [B] each
 
     def check(self, target: Any) -> None:
-        """Raise ValueError for another target than its own, and for a layer that does not stand beside it."""
+        """Raise ValueError for another target than its own, and if the layer is on another device or of another dtype."""
         check_beside(self.target, target, self.layer.self_attn.q_proj.weight)
         if self.head_VH is not None:
             check_beside(self.target, target, self.head_VH, "rows of the head")
 
     def begin(self, prompts: list[list[int]], hidden: dict[str, Tensor]) -> None:
-        """Keys and values of each prompt's last `window` tokens."""
+        """Compute keys and values of each prompt's last `window` tokens."""
         width, device = min(self.window, max(map(len, prompts))), draft_device(self.target)
         newest = [[0] * (width - len(prompt)) + prompt[max(0, len(prompt) - width) :] for prompt in prompts]
         first_B1 = torch.tensor([[len(prompt) - width] for prompt in prompts], device=device)
@@ -60,13 +60,13 @@ class GlideDrafter(Drafter):
         self.own.text = self._take_in(torch.tensor(newest, device=device), positions_BW)[2]
 
     def propose(self, draft_input: DraftInput, shape: Levels | Budget, sampler: Sampler) -> DraftTree:
-        """A tree of this shape; of the leaves nothing is computed."""
+        """Return a tree of this shape; nothing is computed for its leaves."""
         builder = TreeBuilder(draft_input.roots_B, self.draft_to_target)
         self.own.nodes, self.root = [], (draft_input.roots_B, draft_input.lengths_B)
         return grown(builder, shape, sampler, lambda: self.logits(draft_input, builder))
 
     def logits(self, draft_input: DraftInput, builder: TreeBuilder) -> Tensor:
-        """The draft's logits of the token after each node of the newest level, [B, W, V], over what it can say.
+        """Return the draft's logits of the token after each node of the newest level, [B, W, V] over what it can propose.
 
         A node at depth d sees all of the target's cache, which ends d + 1 tokens before it: the lag d + 1 of training.
         """
@@ -83,24 +83,24 @@ class GlideDrafter(Drafter):
         return F.linear(hidden_BWH, self.head_VH)
 
     def commit(self, tokens_BE: Tensor, kept_B: Tensor, hidden: dict[str, Tensor]) -> None:
-        """The window moves on over the root and the drafted tokens that became text; the tree is forgotten."""
+        """Move the window on over the root and the drafted tokens that became text; the tree is forgotten."""
         assert self.root is not None
         roots_B, lengths_B = self.root
-        text_BE = torch.cat([roots_B[:, None], tokens_BE[:, :-1]], dim=1).clamp_min(0)  # -1 stands behind the kept ones alone
+        text_BE = torch.cat([roots_B[:, None], tokens_BE[:, :-1]], dim=1).clamp_min(0)  # -1 occurs only after the kept tokens
         positions_BE = lengths_B[:, None] + torch.arange(text_BE.shape[1], device=text_BE.device)
         self.own.extend(self._take_in(text_BE, positions_BE)[2], kept_B + 1)
 
     def select(self, rows_B: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Keep these rows alone."""
         self.own.select(rows_B)
 
     def _take_in(self, tokens_BW: Tensor, positions_BW: Tensor) -> tuple[Tensor, KeysValues, KeysValues]:
-        """Embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""
+        """Return embeddings [B, W, H], rotations, and the draft's own keys and values [B, K, W, D]."""
         embedded_BWH = self.target.model.embed_tokens(tokens_BW).to(tokens_BW.device)
         rope = rotations(self.target.model, embedded_BWH, positions_BW)
         return embedded_BWH, rope, self.layer.own_keys_values(embedded_BWH, rope)
 
 
 def drafter(target: Any, layer: GlideLayer, settings: Draft, vocabulary: DraftVocabulary | None) -> GlideDrafter:
-    """Trees and chains, with a cache of the window alone; its head is the target's, or the rows of it that are chosen."""
+    """Return the drafter of trees and chains; its head is the target's, or the chosen rows of it."""
     return GlideDrafter(target, layer, settings.window, vocabulary)

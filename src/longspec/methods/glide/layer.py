@@ -19,14 +19,14 @@ from longspec.models.weight_files import check_state
 
 AnyVisibility = Visibility | TreeVisibility
 FINAL_NORM = "final_layernorm"
-# The published files hold keys and values for the cross attention, which the target's cache replaces: never used.
+# The published files hold keys and values of the cross attention, which are never used: the target's cache replaces them.
 UNUSED = ("cross_attn.k_proj.weight", "cross_attn.k_proj.bias", "cross_attn.v_proj.weight", "cross_attn.v_proj.bias")
 
 
 class GlideLayer(nn.Module):
-    """The trainable layer. Its state dict has the published names, less the unused keys and values of `cross_attn`.
+    """Compute the trainable layer. Its state dict has the published names, without `cross_attn`'s unused keys and values.
 
-    With `final_norm` it ends in a norm of its own, `final_layernorm`, which no published draft has.
+    With `final_norm` it ends in its own norm, `final_layernorm`, which no published draft has.
     """
 
     def __init__(self, config: PretrainedConfig, *, final_norm: bool = False) -> None:
@@ -41,7 +41,7 @@ class GlideLayer(nn.Module):
         draw_weights(self, config.initializer_range)
 
     def own_keys_values(self, embedded_BSH: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Keys (rotated) and values of the self attention, [B, K, S, D] each: a function of tokens and positions alone."""
+        """Return keys (rotated) and values of the self attention, [B, K, S, D] each, from tokens and positions alone."""
         return self.self_attn.keys_values(self.input_layernorm(embedded_BSH), rope)
 
     def forward(
@@ -54,7 +54,7 @@ class GlideLayer(nn.Module):
         target_visibility: AnyVisibility,
         attention: str = AUTO,
     ) -> Tensor:
-        """Hidden states [B, S, H] for the target's head; `own` and `target` are (keys, values), [B, K, T, D] each."""
+        """Return hidden states [B, S, H] for the target's head; `own` and `target` are (keys, values), [B, K, T, D] each."""
         scale = self.self_attn.head_width**-0.5
         hidden_BSH = embedded_BSH + self.self_attn(
             self.input_layernorm(embedded_BSH), rope, lambda q_BNSD: attend(q_BNSD, *own, own_visibility, scale, attention)
@@ -71,9 +71,9 @@ class GlideLayer(nn.Module):
 def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
     """Fill a fresh draft layer, in place, from the target's last or middle layer.
 
-    Self attention, feed-forward part and the norms before them are that layer's. The cross attention reads the keys and values
-    of the last layer, so its queries, its output and the norm before it are always the last layer's. Biases that the target has
-    not stay zero. Raises ValueError for a layer with experts in the place of one feed-forward part, and for further biases.
+    Self attention, feed-forward part and the norms before them come from that layer. The cross attention reads the last layer's
+    keys and values, so its queries, output and norm always come from the last layer. Biases that the target lacks stay zero.
+    Raises ValueError if the layer has experts instead of one feed-forward part, or biases that the draft lacks.
     """
     layers = states.target.model.layers
     chosen, last = layers[-1 if start == LAST else len(layers) // 2], layers[-1]
@@ -104,9 +104,9 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
 
 
 def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
-    """An untrained draft layer in the target's dtype. A final norm starts as the target's own, which the head expects.
+    """Return an untrained draft layer in the target's dtype. A final norm starts as the target's, which the head expects.
 
-    Raises ValueError where settings.start copies a layer of the target that has other parts than the draft's.
+    Raises ValueError if settings.start copies a layer of the target that has other parts than the draft's.
     """
     layer = GlideLayer(states.config, final_norm=settings.final_norm).to(states.head_weight.dtype)
     if settings.start != RANDOM:
@@ -119,7 +119,7 @@ def fresh_layer(states: Any, settings: Draft) -> GlideLayer:
 
 
 def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object) -> None:
-    """Raise ValueError as of check_state. The unused tensors are held to their shapes, and may hold any number."""
+    """Raise ValueError as check_state does. The unused tensors must have their shapes, but may hold any number."""
     own = layer.state_dict()
     unused = {name: own[name.replace("cross_attn", "self_attn")] for name in UNUSED}
     about_norm = any(FINAL_NORM in name for name in own.keys() ^ state.keys())
@@ -128,6 +128,6 @@ def check_draft_state(layer: nn.Module, state: dict[str, Tensor], source: object
 
 
 def published_layout(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The state dict with the published set of names: the unused tensors are added as zeros, for strict readers."""
+    """Return the state dict with all published names: the unused tensors are added as zeros, for strict readers."""
     unused = {name: torch.zeros_like(state[name.replace("cross_attn", "self_attn")]) for name in UNUSED}
     return dict(sorted((state | unused).items()))

@@ -30,7 +30,7 @@ RESERVED_POSITIONS = 1000
 
 @dataclass(frozen=True)
 class RowDraw:
-    """Values drawn for one row in one step."""
+    """Hold the values drawn for one row in one step."""
 
     anchors: int
     offset: int
@@ -38,7 +38,7 @@ class RowDraw:
 
 
 def draw_row(draft: Draft, seed: int, step: int, row: int, length: int, target_positions: int) -> RowDraw:
-    """Anchors, offset and lag of one row (LongSpec 3.1, 3.2 and the published limits).
+    """Draw anchors, offset and lag of one row (LongSpec 3.1, 3.2 and the published limits).
 
     length: tokens of the row; target_positions: the target's max_position_embeddings. Rows longer than `anchors_up_to` and
     targets too short for an offset keep plain positions (offset 0).
@@ -56,12 +56,12 @@ def draw_row(draft: Draft, seed: int, step: int, row: int, length: int, target_p
 
 
 def shift_positions(position_ids_S: np.ndarray, draw: RowDraw) -> np.ndarray:
-    """Anchor-offset positions: each document's first `anchors` tokens stay, all later ones move by `offset`."""
+    """Return anchor-offset positions: each document's first `anchors` tokens stay, all later ones move by `offset`."""
     return np.where(position_ids_S >= draw.anchors, position_ids_S + draw.offset, position_ids_S)
 
 
 def cross_pairs(length: int, draft: Draft) -> float:
-    """Pairs of the cross attention in a document under the variant's lag; random lags count as their mean."""
+    """Count pairs of the cross attention in a document under the variant's lag; random lags count as their mean."""
     if draft.lag_mode == "blocks":
         return block_pairs(length, draft.block)
     lags = [draft.lag] if draft.lag_mode == "fixed" else range(1, draft.lag + 1)
@@ -71,11 +71,11 @@ def cross_pairs(length: int, draft: Draft) -> float:
 def operations(
     config: Any, settings: Draft, tokens: int, documents: Iterable[int], labels: int, *, with_teacher: bool
 ) -> tuple[float, float]:
-    """Forward and backward of the layer, and the vocabulary's products on the trained tokens.
+    """Count operations of the layer's forward and backward, and of the head's products on the trained tokens.
 
-    The backward of a trained product is two of its size (input and weight), of its own attention four where the forward has
-    two; in the cross attention two, since keys and values are the frozen target's. The head has the draft's logits, their
-    gradient, and the target's logits where there is a teacher: for soft labels, and for the target's own loss.
+    The backward of a trained product costs two of its size (input and weight); that of own attention four for the forward's
+    two, of cross attention two, since its keys and values are the frozen target's. The head has the draft's logits, their
+    gradient, and the target's logits if there is a teacher: for soft labels and for the target's own loss.
     """
     width = head_width(config)
     heads, key_values = config.num_attention_heads * width, config.num_key_value_heads * width
@@ -92,13 +92,13 @@ def operations(
 def memory(
     config: Any, settings: Draft, tokens: int, dtype: torch.dtype, device: torch.device, *, top_k: int | None = None
 ) -> DraftMemory:
-    """Bytes of the layer's forward and backward and of the losses, for tokens that are all trained.
+    """Estimate the bytes of the layer's forward and backward and of the losses, for tokens that are all trained.
 
     Kept, in elements of the dtype a token: norms and the inputs of products 8H, own keys and values 2KD, queries and
     attention outputs 4ND, four of width I; the hidden states' gradient H, which the loss makes in the forward; in float32
-    the inputs of two norms 2H and two softmax sums a head. With a norm of its own at the end, 2H + one float32 H more.
-    Losses hold the trained tokens' hidden states of both models once more, 2H, or H and top_k tokens with their
-    log-probabilities; and a chunk of logits. The backward starts with two of width I and H more.
+    the inputs of two norms 2H and two softmax sums a head. A final norm of its own adds 2H and one float32 H. Losses hold
+    another copy of both models' hidden states of the trained tokens, 2H, or H and top_k tokens with their log-probabilities,
+    and a chunk of logits. The backward begins with two more of width I and one H.
     """
     element = dtype.itemsize
     hidden, width, ffn = config.hidden_size, head_width(config), config.intermediate_size
@@ -115,7 +115,7 @@ def memory(
 
 
 class GlideMethod(Method):
-    """The contract's answers (methods/contract.py)."""
+    """Answer the contract (methods/contract.py)."""
 
     name = "glide"
     reads = staticmethod(reads)
@@ -136,7 +136,7 @@ class GlideMethod(Method):
     def draws(
         self, settings: Draft, seed: int, step: int, rows: Sequence[tuple[int, np.ndarray]], target_positions: int
     ) -> tuple[list[np.ndarray], dict[str, Any]]:
-        """Anchor-offset positions, and the lag of each row."""
+        """Return anchor-offset positions, and the lag of each row."""
         draws = [draw_row(settings, seed, step, number, len(plain_S), target_positions) for number, plain_S in rows]
         positions = [shift_positions(plain_S, draw) for (_, plain_S), draw in zip(rows, draws, strict=True)]
         lag = BLOCKS if settings.lag_mode == BLOCKS else torch.tensor([draw.lag for draw in draws])
@@ -146,18 +146,18 @@ class GlideMethod(Method):
         return settings.lag
 
     def each_step(self, settings: Draft) -> dict[str, Any]:
-        """In step k of drafting nothing is seen of the target's newest k tokens."""
+        """Return lags 1, 2, ...: step k of drafting does not see the target's newest k tokens."""
         return {"lag": tuple(range(1, settings.lag + 1))}
 
     def heaviest(self, settings: Draft) -> dict[str, Any]:
-        """The lag that hides least."""
+        """Return the lag that hides least."""
         return {"lag": BLOCKS if settings.lag_mode == BLOCKS else 1}
 
     def published(self, state: dict[str, Tensor], settings: Draft) -> dict[str, Tensor]:
         return published_layout(state)
 
     def stored_settings(self, path: Path) -> Draft:
-        """Published weights are of the variant that was published."""
+        """Return a draft folder's settings; published weights without them are of the published variant."""
         return stored_settings(path, Draft) or PUBLISHED
 
 

@@ -13,17 +13,17 @@ from longspec.methods.glide.settings import Draft
 from longspec.methods.glide.trainer import PUBLISHED
 from longspec.models.weight_files import read_folder, read_tensors
 
-# What the layer takes of the target's configuration, where the draft's own says it too.
+# Fields that the layer takes from the target's configuration, if the draft's own configuration has them too.
 SHAPE = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
 
 
 def read_published(
     folder: Path, config: dict[str, Any], target: Any, embeddings: Callable[[], Tensor]
 ) -> tuple[dict[str, Tensor], Draft]:
-    """Return the state dict of our layer, and its settings, of a published draft for a target of this configuration.
+    """Return state dict and settings of a published draft, for a target of this configuration.
 
-    folder: or its file of weights; config: of its config.json, {} for a file; embeddings: not read. Raises ValueError with
-    file, key and both values for a draft of another target.
+    folder: or a file of weights alone; config: its config.json, {} for a file; embeddings: not read. Raises ValueError with
+    file, key and both values if the draft was made for another target.
     """
     for name in SHAPE:
         wanted = getattr(target, name, None)

@@ -12,17 +12,17 @@ from longspec.engines import VLLM, Served
 
 BLOCKS = "blocks"
 RANDOM, LAST, MIDDLE = "random", "last", "middle"
-PUBLISHED = "Glide"  # Qwen2GlideDecoderLayer, say
+PUBLISHED = "Glide"  # as in Qwen2GlideDecoderLayer
 NAMELESS_FILES = True  # draft_model_weights.pth, as published, comes without a configuration
-VARIANTS: tuple[str, ...] = ()  # those of config/workflow.yaml
-SERVED = {VLLM: Served("draft_model", "vllm")}  # with the plugin of plugins/vllm
+VARIANTS: tuple[str, ...] = ()  # config/workflow.yaml names them
+SERVED = {VLLM: Served("draft_model", "vllm")}  # needs the plugin of plugins/vllm
 ANCHORS, LAG_MODES, LOSSES = ("off", "fixed", "random"), ("random", "fixed", BLOCKS), (HARD, SOFT, "mix", TV, LK)
 
 COUNTS: dict[str, str] = {}
-# What decoding takes of the settings; how it was trained is no matter there, and a later stage may train otherwise.
+# The settings that decoding reads. The others concern training alone, and a later stage may set them differently.
 SAME = ("recipe.draft", ("window", "final_norm"))
 
-# The class that the frozen recipe of a target of each model type names.
+# Model type -> the class named in the frozen recipe of such a target.
 _CLASSES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3", "qwen3_moe": "Qwen3"}
 TARGETS = {
     model_type: f"longspec.train.models.{name.lower()}_glide.{name}Glide.from_pretrained"
@@ -78,12 +78,12 @@ class Draft(Known):
 
 
 def of(recipe: Any) -> Draft:
-    """Return the settings that training and decoding need, from a typed recipe."""
+    """Return the settings for training and decoding, from a typed recipe."""
     return Draft(**{field.name: recipe.draft[field.name] for field in fields(Draft)})
 
 
 def check(recipe: Any) -> None:
-    """Hold recipe.draft against the rows and states that it is trained on.
+    """Check recipe.draft against the rows and states that it is trained on.
 
     Raises ValueError with the key and what is allowed.
     """
@@ -101,7 +101,7 @@ def check(recipe: Any) -> None:
             f"recipe.draft.start: {draft.start}: copies a layer of the target, which is not there where its states are stored; "
             f"set it to {RANDOM}, or recipe.states.source to online"
         )
-    if draft.anchors != "off" and length <= draft.anchors_up_to:  # what every layer of the target computes changes with them
+    if draft.anchors != "off" and length <= draft.anchors_up_to:  # they change what every layer of the target computes
         raise ValueError(
             f"recipe.draft.anchors: {draft.anchors}: positions of rows of {length} tokens (recipe.data.sequence_length) are "
             "drawn anew in every step, so that the target's states cannot be stored; train this stage with "
@@ -110,18 +110,18 @@ def check(recipe: Any) -> None:
 
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
-    """Any target has a last layer with keys and values."""
+    """Accept any target: each has a last layer with keys and values."""
 
 
 def stored(recipe: Any) -> str:
-    """The last layer's keys and values, and what the labels are made of."""
+    """Return a word for the last layer's keys and values and for what the labels are made of."""
     if recipe.states.top_k is not None:
         return f"last-keys-values-top{recipe.states.top_k}-t{recipe.draft.temperature:g}"
     return "last-keys-values-final" if soft_labels(recipe) else "last-keys-values"
 
 
 def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
-    """The loss, and what the draft sees of text and target in rows of this length."""
+    """Return a report's rows: the loss, and what the draft sees of text and target in rows of this length."""
     draft, anchors, lag = recipe.draft, recipe.draft.anchors, f"{recipe.draft.lag_mode}, "
     if anchors != "off" and recipe.data.sequence_length > draft.anchors_up_to:
         anchors = f"plain (rows above {draft.anchors_up_to:,})"
@@ -136,12 +136,12 @@ def told(recipe: Any) -> list[tuple[tuple[str, ...], str, str]]:
 
 
 def soft_labels(recipe: Any) -> bool:
-    """Whether the target's distribution is learnt, by itself or beside the next token."""
+    """Tell whether the target's distribution is learnt, by itself or with the next token."""
     return bool(recipe.draft.loss != HARD)
 
 
 def loss_weight(recipe: Any) -> float | None:
-    """Return 1; soft labels of another temperature have a loss of flatter or sharper distributions, times its square."""
+    """Return 1; None for tv and lk, and for soft labels at a temperature other than 1, whose loss is not in nats."""
     if recipe.draft.loss == HARD:
         return 1.0
     return None if recipe.draft.loss in (TV, LK) or recipe.draft.temperature != 1 else 1.0

@@ -32,20 +32,20 @@ from longspec.models.weight_files import fill, read_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import COS, EMBEDDED, FINAL, KEYS, SIN, VALUES, teacher_of
 
-# The variant of published weights, which carry no settings.
+# The variant of published weights, which have no settings.
 PUBLISHED = Draft(anchors="random", lag_mode="random", lag=4, loss="hard")
 RECIPE_MODEL = {field.name for field in fields(Model)}
 
 
 def reads(config: Any, settings: Draft, *, with_llm_loss: bool) -> tuple[str, ...]:
-    """The target's last-layer keys and values; its final hidden states for soft labels and for the target's own loss."""
+    """Return the target's last-layer keys and values; its final hidden states too for soft labels and the target's own loss."""
     last = config.num_hidden_layers - 1
     cached = (f"{KEYS}{last}", f"{VALUES}{last}")
     return cached if settings.loss == "hard" and not with_llm_loss else (*cached, FINAL)
 
 
 def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | None:
-    """Return the lag as int64 [B], None = 1; None for blocks. Raises ValueError for others, and below 1."""
+    """Return the lag as int64 [B], 1 if it is None; return None for blocks. Raises ValueError for others, and below 1."""
     batch = input_ids.shape[0]
     if isinstance(lag, str):
         if lag != BLOCKS:
@@ -61,7 +61,7 @@ def _lag_per_row(lag: int | Tensor | str | None, input_ids: Tensor) -> Tensor | 
 
 
 class Glide(DraftTrainer):
-    """A frozen target, `.model` and `.lm_head`, and its trainable `.draft_model`."""
+    """Train a draft, `.draft_model`, next to a frozen target, `.model` and `.lm_head`."""
 
     families: ClassVar[tuple[str, ...]] = ()
     states: TargetStates
@@ -80,9 +80,9 @@ class Glide(DraftTrainer):
         """Load the target and make its draft.
 
         glide_path: a .pth, a .safetensors or a draft folder, None = a fresh draft; dtype: None = bfloat16 on a GPU that has
-        it, else float32; draft: the variant, None = what the draft's config.json says, else the published one; states: the
-        target when it is loaded already; attention: the backend of target and draft (attention.py), "auto" = the fastest
-        that is there. Raises ValueError for a target or a draft that does not fit.
+        it, else float32; draft: the variant, None = as in the draft's config.json, or else the published one; states: the
+        target if it is loaded already; attention: backend of target and draft (models/attention), "auto" = the fastest
+        available. Raises ValueError if target or draft does not fit.
         """
         if config.model_type not in self.families:
             raise ValueError(
@@ -106,9 +106,9 @@ class Glide(DraftTrainer):
     def from_pretrained(cls, target_model_path: str, state_dict: dict[str, Tensor] | None = None, **arguments: Any) -> "Glide":
         """Build from a target's folder or hub name, or from a draft folder and the target it names.
 
-        state_dict: the draft's weights, their names with or without the prefix `draft_model.`; other arguments as of the
-        constructor. Those of a recipe's section `model` are taken and say nothing, so that Hydra may call it with that
-        section. Raises ValueError for weights that do not fit, with the tensors' names.
+        state_dict: the draft's weights, names with or without the prefix `draft_model.`; arguments: of the constructor. Keys
+        of a recipe's section `model` are accepted and ignored, so that Hydra may call this with that section. Raises
+        ValueError, with the tensors' names, if weights do not fit.
         """
         if "ignore_mismatched_sizes" in arguments:
             raise ValueError("ignore_mismatched_sizes: weights that do not fit are always refused; leave it out")
@@ -122,17 +122,17 @@ class Glide(DraftTrainer):
 
     @property
     def target(self) -> Any:
-        """The frozen target, transformers' causal language model."""
+        """Return the frozen target, transformers' causal language model."""
         return self.states.target
 
     @property
     def model(self) -> Any:
-        """The frozen target without its head."""
+        """Return the frozen target without its head."""
         return self.target.model
 
     @property
     def lm_head(self) -> Any:
-        """The frozen target's head, shared by the draft."""
+        """Return the frozen target's head, shared by the draft."""
         return self.target.lm_head
 
     def forward(
@@ -146,14 +146,14 @@ class Glide(DraftTrainer):
         with_llm_loss: bool = True,
         row_numbers: Tensor | None = None,
     ) -> DraftOutput:
-        """Teacher-forced loss of the draft. The order of arguments is published.
+        """Return the teacher-forced loss of the draft. The order of arguments is published.
 
-        input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the newest target
-        keys a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once with each,
-        the target once for all; document_ids [B, S] for packed rows, of which the last token of each document is not trained;
-        num_labels: the loss is divided by it, None = this call's own number of labels; with_llm_loss: measure the target
-        too. Hard labels without it end the target's forward after its last layer's keys and values; row_numbers [B]: of the
-        rows in the packed data, by which stored states are found.
+        input_ids, labels int64 [B, S], -100 = not trained; position_ids [B, S], None = plain; lag: the number of the target's
+        newest keys that a query does not see: None = 1, an int, int64 [B], "blocks", or a tuple of ints: the draft runs once
+        for each, the target once for all; document_ids [B, S]: of packed rows; each document's last token is not trained;
+        num_labels: the loss is divided by it, None = this call's number of labels; with_llm_loss: also measure the target's own
+        loss; with hard labels and without it the target's forward ends after its last layer's keys and values; row_numbers
+        [B]: of the rows in the packed data, to find stored states.
         """
         lags = [_lag_per_row(each, input_ids) for each in (lag if isinstance(lag, tuple) else (lag,))]
         position_ids = positions_of(input_ids, position_ids)
@@ -161,7 +161,7 @@ class Glide(DraftTrainer):
         found = self.states(input_ids, position_ids, document_ids, wanted, row_numbers)
         rope, cached = (found[COS], found[SIN]), (found[wanted[0]], found[wanted[1]])
         next_labels = labels[:, 1:]
-        if document_ids is not None:  # a document's last token says nothing of the next one's first
+        if document_ids is not None:  # a document's last token does not predict the next document's first
             next_labels = next_labels.masked_fill(document_ids[:, 1:] != document_ids[:, :-1], NO_LABEL)
         outputs, blocks = [], self.draft_settings.block
         for lag_B in lags:
@@ -192,7 +192,7 @@ class Glide(DraftTrainer):
         num_labels: int | Tensor | None,
         with_llm_loss: bool,
     ) -> DraftOutput:
-        """Losses of the tokens whose next token is trained; labels [B, S - 1]."""
+        """Compute the losses of the tokens whose next token is trained; labels [B, S - 1]."""
         trained_BS = next_labels_BS != NO_LABEL
         labels_N = next_labels_BS[trained_BS]
         count = max(1, len(labels_N))
@@ -214,31 +214,31 @@ class Glide(DraftTrainer):
 
 
 class LlamaGlide(Glide):
-    """GLIDE beside a Llama target."""
+    """Train GLIDE next to a Llama target."""
 
     families = ("llama",)
 
 
 class MistralGlide(Glide):
-    """GLIDE beside a Mistral target.
+    """Train GLIDE next to a Mistral target.
 
-    The cross attention sees all of the target's keys, also where the target's own last layer slides a window over them.
+    The cross attention sees all of the target's keys, even if the target's own last layer has a sliding window.
     """
 
     families = ("mistral",)
 
 
 class Qwen2Glide(Glide):
-    """GLIDE beside a Qwen2 target (QwQ, Qwen2.5)."""
+    """Train GLIDE next to a Qwen2 target (QwQ, Qwen2.5)."""
 
     families = ("qwen2",)
 
 
 class Qwen3Glide(Glide):
-    """GLIDE beside a Qwen3 target, dense or of experts.
+    """Train GLIDE next to a Qwen3 target, dense or with experts.
 
-    The target's keys come with its own key norm; the draft has the published layer, without norms of queries and keys and with
-    a dense MLP of the target's `intermediate_size`.
+    The target's keys have its own key norm applied. The draft has the published layer: no norms of queries and keys, and a
+    dense MLP of the target's `intermediate_size`.
     """
 
     families = ("qwen3", "qwen3_moe")
@@ -248,5 +248,5 @@ CLASSES: tuple[type[Glide], ...] = (LlamaGlide, MistralGlide, Qwen2Glide, Qwen3G
 
 
 def class_for(model_type: str) -> type[Glide]:
-    """The class for a target of this model type, one of longspec.families."""
+    """Return the class for a target of this model type, one of longspec.families."""
     return next(cls for cls in CLASSES if model_type in cls.families)

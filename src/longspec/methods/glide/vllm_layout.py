@@ -6,14 +6,14 @@ from typing import Any
 from longspec.methods.draft_files import read_draft_config, stored_settings
 from longspec.methods.glide.settings import Draft
 
-OF_THE_TARGET = ("model_type", "num_hidden_layers", "rope_parameters")  # fields that say something else of the draft
-# vLLM takes the lower one of draft and served target, and stops drafting behind it. A server's options may stretch the target;
-# the plugin rotates as the served target does.
+OF_THE_TARGET = ("model_type", "num_hidden_layers", "rope_parameters")  # fields that differ in the draft's config.json
+# vLLM takes the lower value of draft and served target, and stops drafting after it. Server options may stretch the target; the
+# plugin rotates as the served target does.
 POSITIONS = 2**30
 
 
 def exported(folder: Path) -> dict[str, Any]:
-    """Return config.json. vLLM takes the draft for a small Llama; `glide` is for the plugin alone."""
+    """Return config.json. To vLLM the draft is a small Llama; only the plugin reads `glide`."""
     found, settings = read_draft_config(folder, "glide"), stored_settings(folder, Draft)
     assert found is not None, "longspec.draft.layouts has looked"
     assert settings is not None
