@@ -22,10 +22,10 @@ from longspec.models.teachers import Teacher
 
 @dataclass(frozen=True)
 class SlotLabels:
-    """Hold what the R slots of `blocks` blocks learn: int64 [R] each but for scale_A.
+    """Hold what the R slots of `blocks` blocks learn: int64 [R] each, except scale_A.
 
-    tokens_R: which of the teacher's N tokens stands before the label; numbers_R: the draft's number of the text's token, -1
-    where the draft cannot propose it; blocks_R ascending, slots_R: where the slot is; scale_A: a factor of each block's loss.
+    tokens_R: the teacher's token (of N) before the label; numbers_R: the draft's number of the text's token, -1 if it cannot
+    propose it; blocks_R, ascending, and slots_R: the slot's place; scale_A: a factor of each block's loss.
     """
 
     tokens_R: Tensor
@@ -36,7 +36,7 @@ class SlotLabels:
     slots: int  # K
 
     def chunks(self, count: int) -> list[tuple[slice, "SlotLabels"]]:
-        """Spans of about `count` slots, of whole blocks, and their labels; one transfer from the device."""
+        """Return spans of about `count` slots, in whole blocks, and their labels; one transfer from the device."""
         blocks, step, found = len(self.scale_A), max(1, count // self.slots), []
         edges = [*range(0, blocks, step), blocks]
         cuts = torch.searchsorted(self.blocks_R, torch.tensor(edges, device=self.blocks_R.device)).tolist()
@@ -49,14 +49,14 @@ class SlotLabels:
         return found
 
     def in_blocks(self, values_R: Tensor, elsewhere: float) -> Tensor:
-        """Numbers of slots at their places in their blocks, [A, K]."""
+        """Return values of slots at their places in their blocks, [A, K]; `elsewhere` at the other places."""
         found_AK = values_R.new_full((len(self.scale_A), self.slots), elsewhere)
         found_AK[self.blocks_R, self.slots_R] = values_R
         return found_AK
 
 
 def _weights(logits_CV: Tensor, labels: SlotLabels, weights: tuple[float, ...] | float) -> Tensor:
-    """Return the weight [C] of each slot of a chunk, its block's scale in it."""
+    """Return the weight [C] of each slot of a chunk, with its block's scale."""
     scale_C = labels.scale_A.to(logits_CV.dtype)[labels.blocks_R]
     if isinstance(weights, tuple):
         return scale_C * logits_CV.new_tensor(weights)[labels.slots_R]
@@ -75,11 +75,11 @@ def block_cross_entropy(
     weights: tuple[float, ...] | float,
     kind: str,
 ) -> StepSums:
-    """Sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
+    """Return sums of the losses of logits hidden @ weight_VH.T against the text's tokens, or the target's distribution.
 
-    kind: hard; soft, or tv or lk in its place (teachers.py). teacher: of N tokens; None only for hard labels. weights: of the
-    slots by their places, or D-PACE's alpha. Slots whose token the draft cannot propose have no loss: the text's of hard
-    labels, else the target's likeliest. weight_VH gets a gradient where it requires one.
+    kind: hard; soft, or tv or lk instead (teachers.py). teacher: of N tokens; None only for hard labels. weights: of slots by
+    place, or D-PACE's alpha. A slot whose token to learn (hard: the text's, else the target's likeliest) the draft cannot
+    propose has no loss. weight_VH gets a gradient if it requires one.
     """
     wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
     sums_5K = torch.zeros(5, labels.slots, dtype=wide, device=device)
@@ -103,11 +103,11 @@ def block_cross_entropy(
 def block_bytes(
     target_vocabulary: int, vocabulary: int, slots: int, predicted: int, dtype: torch.dtype, device: torch.device
 ) -> int:
-    """Bytes of the logits that are alive at once while the losses of `predicted` slots are taken, `slots` of a block.
+    """Return the bytes of logits alive at once in the losses of `predicted` slots, `slots` of a block.
 
-    The draft's in float32, beside the target's in float32 and the head's dtype, or in float32 with those over the draft
-    vocabulary and their distribution, or beside this distribution, a temporary and the gradient in the head's dtype.
-    target_vocabulary: of which logits are made; 0: of none.
+    The draft's in float32, with the target's in float32 and the head's dtype, or in float32 with those over the draft
+    vocabulary and their distribution; or with this distribution, a temporary and the gradient in the head's dtype.
+    target_vocabulary: number of the target's logits for each slot; 0: none.
     """
     chunk = max(1, losses.chunk_tokens(vocabulary + target_vocabulary, device) // slots) * slots
     narrow = 0 if dtype == torch.float32 else dtype.itemsize

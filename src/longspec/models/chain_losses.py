@@ -1,6 +1,6 @@
 """Soft cross entropy of a chain's steps over a part of the target's vocabulary, with a head that is trained; in chunks.
 
-The target's distribution after a token is made once and serves all steps that predict the token after it.
+The target's distribution after a token is computed once and serves all steps that predict the next token.
 
 Shapes: N tokens, K steps, M rows of one step, R rows of a chunk, one step after another, H hidden width, V draft vocabulary.
 """
@@ -20,15 +20,15 @@ from longspec.models.teachers import Labels, Teacher
 def chain_cross_entropy(
     weight_VH: Tensor, hidden: list[Tensor], teacher: Teacher, places: list[Tensor], weights: list[float], kind: str = SOFT
 ) -> StepSums:
-    """Sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
+    """Return sums of the losses of logits hidden @ weight_VH.T against the target's distribution over the draft vocabulary.
 
-    Rows whose token the draft cannot propose have no loss. hidden: of each step [M, H]; places: of each step int64 [M],
-    ascending, the tokens among the N whose next ones its rows predict; weights: of each step's loss. kind: soft, or tv or lk
-    in its place (teachers.py).
+    Rows whose likeliest target token the draft cannot propose have no loss. hidden: [M, H] for each step; places: int64 [M] for
+    each step, ascending: the tokens, of the N, whose next token its rows predict; weights: of each step's loss. kind: soft, or
+    tv or lk instead (teachers.py).
     """
     wide, device = torch.promote_types(weight_VH.dtype, torch.float32), weight_VH.device
     sums_5K, target = torch.zeros(5, len(places), dtype=wide, device=device), torch.zeros((), dtype=wide, device=device)
-    # The logits of the target and of every step of the draft are made at once.
+    # The logits of the target and of all steps of the draft are alive together.
     chunk = losses.chunk_tokens(teacher.target_vocabulary + len(places) * len(weight_VH), device)
 
     def take_(labels: Labels, places_of_chunk: list[Tensor], logits_RV: Tensor) -> Tensor:
@@ -58,11 +58,11 @@ def chain_cross_entropy(
 def chain_bytes(
     target_vocabulary: int, vocabulary: int, steps: int, tokens: int, dtype: torch.dtype, device: torch.device, *, sparse: bool
 ) -> int:
-    """Bytes of the logits that are alive at once while the losses of so many tokens are taken.
+    """Return the bytes of logits alive at once in the losses of so many tokens.
 
-    The target's in float32 twice; or, over the draft vocabulary, its distribution, all steps' logits and three temporaries of a
-    step, or all steps' logits in the head's dtype too. `sparse`: a sparse teacher has none on the target's side, and a step one
-    temporary.
+    The target's in float32 twice and once in the head's dtype; or, over the draft vocabulary, its distribution, all steps'
+    logits, and three temporaries of a step or all steps' logits in the head's dtype. sparse: a sparse teacher has none on the
+    target's side, and a step one temporary.
     """
     narrow = 0 if dtype == torch.float32 else dtype.itemsize
     if sparse:

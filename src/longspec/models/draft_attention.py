@@ -1,7 +1,7 @@
 """Attention of a draft's layer: its projections, and rotary positions (RoPE) by its target's frequencies or its own.
 
-A draft's heads are turned in halves, as Llama does: whatever order a target turns its own heads in (GLM-4's pairs are
-neighbours), this is how engines turn a draft's.
+A draft's heads rotate in halves, as Llama's do, even if its target rotates otherwise (GLM-4 rotates neighbours): engines rotate
+a draft's heads in halves.
 
 Shapes: B rows, S tokens, N query heads, K key/value heads, D head width, R <= D the part of a head that is turned.
 """
@@ -18,11 +18,11 @@ from longspec.models.target import head_width
 
 
 def rotations(model: Any, embedded_BSH: Tensor, position_ids_BS: Tensor) -> tuple[Tensor, Tensor]:
-    """(cos, sin), [B, S, R] each, of a target's body, in the dtype and on the device of the embeddings.
+    """Return (cos, sin), [B, S, R] each, of a target's body, in the dtype and on the device of the embeddings.
 
-    OLMo-2's module leaves them in float32. GPT-OSS's module gives the half [B, S, R / 2], of which the other is a copy.
+    OLMo-2's module leaves them in float32. GPT-OSS's module returns one half [B, S, R / 2]; the other half equals it.
     """
-    rope = model.rotary_emb(embedded_BSH[:, :1], position_ids_BS)  # which looks at their dtype and device alone
+    rope = model.rotary_emb(embedded_BSH[:, :1], position_ids_BS)  # the module reads only their dtype and device
     turned = int(head_width(model.config) * model.config.rope_parameters.get("partial_rotary_factor", 1.0))
     cos_BSR, sin_BSR = (torch.cat([x, x], dim=-1) if 2 * x.shape[-1] == turned else x for x in rope)
     return cos_BSR.to(embedded_BSH), sin_BSR.to(embedded_BSH)
@@ -39,13 +39,13 @@ def rotate(x_BNSD: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Rotation:
-    """Rotations of a configuration that is not the target's, from positions.
+    """Compute rotations of a configuration that is not the target's, from positions.
 
-    No module: a cast of the layer that holds it would cast its frequencies too, which turns far positions wrongly.
+    This is no module: a cast of the layer that holds it would cast its frequencies too, and rotate far positions wrongly.
     """
 
     def __init__(self, config: Any) -> None:
-        # Of these alone: the target's configuration may have fields by which transformers changes the rotation.
+        # Only these fields: the target's configuration may have others with which transformers changes the rotation.
         self.config = LlamaConfig(
             head_dim=head_width(config),
             max_position_embeddings=config.max_position_embeddings,
@@ -54,7 +54,7 @@ class Rotation:
         self.modules: dict[torch.device, LlamaRotaryEmbedding] = {}
 
     def __call__(self, like: Tensor, positions_BS: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [B, S, D], on the device and of the dtype of `like`."""
+        """Return (cos, sin), each [B, S, D], on the device and in the dtype of `like`."""
         if like.device not in self.modules:
             self.modules[like.device] = LlamaRotaryEmbedding(self.config).to(like.device)
         cos_BSD, sin_BSD = self.modules[like.device](like, positions_BS)
@@ -62,7 +62,7 @@ class Rotation:
 
 
 def norm_of(config: Any, width: int | None = None) -> LlamaRMSNorm:
-    """Return a norm of a configuration, None: of its hidden width."""
+    """Return an RMS norm with the configuration's epsilon. width: of its input, None: the hidden width."""
     return LlamaRMSNorm(width or config.hidden_size, eps=config.rms_norm_eps)
 
 
@@ -76,16 +76,16 @@ def draw_weights(module: nn.Module, std: float) -> None:
 
 
 class DraftAttention(nn.Module):
-    """Projections from inputs of width E, and back to the target's hidden width H.
+    """Project from inputs of width E, and back to the target's hidden width H.
 
-    biases: of queries, keys and values; keys_values: whether it has any of its own.
+    biases: of queries, keys and values; keys_values: whether it has its own keys and values.
     """
 
     def __init__(self, config: Any, inputs: int, *, biases: bool, keys_values: bool = True) -> None:
         super().__init__()
         self.head_width = head_width(config)
         query_width, key_width = config.num_attention_heads * self.head_width, config.num_key_value_heads * self.head_width
-        # Each draws random numbers when it is made: another order would give other fresh drafts.
+        # Each projection draws random numbers when it is made: another order would give other fresh drafts.
         self.q_proj = nn.Linear(inputs, query_width, bias=biases)
         if keys_values:
             self.k_proj = nn.Linear(inputs, key_width, bias=biases)
@@ -97,11 +97,11 @@ class DraftAttention(nn.Module):
         return x_BSE.unflatten(-1, (-1, self.head_width)).transpose(1, 2)
 
     def keys_values(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], k_norm: nn.Module | None = None) -> tuple[Tensor, Tensor]:
-        """Keys (normed by k_norm and rotated) and values [B, K, S, D]."""
+        """Return keys (normed by k_norm and rotated) and values [B, K, S, D]."""
         k_BKSD = self._heads(self.k_proj(x_BSE))
         return rotate(k_BKSD if k_norm is None else k_norm(k_BKSD), rope), self._heads(self.v_proj(x_BSE))
 
     def forward(self, x_BSE: Tensor, rope: tuple[Tensor, Tensor], attend: Callable[[Tensor], Tensor]) -> Tensor:
-        """Attend by rotated queries and project back, [B, S, H]; attend: queries -> output, [B, N, S, D] both."""
+        """Return [B, S, H]: rotated queries, attended and projected back. attend: queries -> output, both [B, N, S, D]."""
         seen_BNSD = attend(rotate(self.q_norm(self._heads(self.q_proj(x_BSE))), rope))
         return self.o_proj(seen_BNSD.transpose(1, 2).flatten(2))

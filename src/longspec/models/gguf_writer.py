@@ -20,14 +20,14 @@ from longspec.models.target import head_width
 
 DTYPES = {name: GGMLQuantizationType[name.upper()] for name in ("f32", "f16", "bf16", "q8_0")}
 OF_TORCH = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # of tokenizer.ggml.token_type
-# Names of ways to split text (tokenizer.ggml.pre); of several names for one way the first.
+NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # values of tokenizer.ggml.token_type
+# Names of ways to split text (tokenizer.ggml.pre); if a way has several names, the first one.
 BY_REGEX = ("llama-bpe", "qwen2", "gpt-4o", "tekken", "qwen35")
 DIGITS_APART, AS_GPT2 = "smollm", "gpt-2"
 
 
 def names_of(layers: int) -> Callable[[str], str]:
-    """Return how llama.cpp names a tensor of transformers'; qwen3 has every part that any layer here has."""
+    """Return a function: transformers' name of a tensor -> llama.cpp's. qwen3 has every part that any layer here has."""
     names = get_tensor_name_map(MODEL_ARCH.QWEN3, layers)
 
     def name_of(name: str) -> str:
@@ -39,7 +39,7 @@ def names_of(layers: int) -> Callable[[str], str]:
 
 
 def dtype_of(name: str | None, stored: str | None) -> GGMLQuantizationType:
-    """Return the type of a file's matrices by --dtype; None: by the stored dtype. Raises ValueError for an unknown one."""
+    """Return the type of a file's matrices from --dtype; None: from the stored dtype. Raises ValueError if it is unknown."""
     chosen = name or OF_TORCH.get(str(stored), "f32")
     if chosen not in DTYPES:
         raise ValueError(f"--dtype: {chosen}: is unknown to the layout gguf; give one of {', '.join(DTYPES)}")
@@ -54,11 +54,11 @@ def write(
     read: Callable[[str], Tensor],
     dtype: GGMLQuantizationType,
 ) -> None:
-    """Write a GGUF file; one tensor is held at a time.
+    """Write a GGUF file; only one tensor is in memory at a time.
 
-    keys: behind the architecture's name, or tokenizer.* and general.*; shapes: of all tensors by their names; read: gives one
-    of them. Matrices are written in `dtype`, vectors in float32, int64 as it is. Raises ValueError for a matrix whose rows a
-    quantized type does not divide.
+    keys: relative to the architecture's name, or tokenizer.* and general.*; shapes: tensor name -> shape; read: name -> tensor.
+    Matrices are written in `dtype`, vectors in float32, int64 unchanged. Raises ValueError for a matrix whose row length is no
+    multiple of a quantized type's block.
     """
     types = {name: _type(name, shape, dtype) for name, shape in shapes.items()}
     with new_file(out) as beside:
@@ -105,9 +105,9 @@ def _add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def permuted(weight: Tensor, heads: int) -> Tensor:
-    """Return the rows of a projection of queries or keys, or its bias, as llama.cpp turns them: pairs side by side.
+    """Return a projection of queries or keys, or its bias, with the rows in llama.cpp's order: pairs side by side.
 
-    transformers turns row i of a head with row i + D/2.
+    transformers pairs row i of a head with row i + D/2.
     """
     width = weight.shape[0] // heads
     split_N2DC = weight.reshape(heads, 2, width // 2, *weight.shape[1:])
@@ -115,7 +115,7 @@ def permuted(weight: Tensor, heads: int) -> Tensor:
 
 
 def layer_keys(config: Any, path: object) -> dict[str, Any]:
-    """Return the keys of decoder layers like Llama's. Raises ValueError, with the key, for what these cannot say."""
+    """Return the keys of decoder layers like Llama's. Raises ValueError, with the key, for what GGUF cannot represent."""
     if config.hidden_act != "silu":
         raise ValueError(f"{path}: hidden_act: is {config.hidden_act!r}, llama.cpp computes silu here; serve it by vLLM")
     width, rope = head_width(config), config.rope_parameters
@@ -144,7 +144,7 @@ def layer_keys(config: Any, path: object) -> dict[str, Any]:
 
 
 def rope_factors(config: Any) -> dict[str, Tensor]:
-    """Return the tensor by whose numbers llama.cpp divides the frequencies of rotations; none where they are not scaled so."""
+    """Return the tensor by which llama.cpp divides the rotations' frequencies; {} if they are not scaled so."""
     rope, width = config.rope_parameters, head_width(config)
     if rope["rope_type"] != "llama3":
         return {}
@@ -154,9 +154,9 @@ def rope_factors(config: Any) -> dict[str, Tensor]:
 
 
 def tokenizer_keys(folder: Path, tokens: int) -> dict[str, Any]:
-    """Return the keys of a folder's tokenizer, for a model of so many tokens.
+    """Return the keys of a folder's tokenizer, for a model with `tokens` tokens.
 
-    Raises ValueError, with the file, for a tokenizer that is no byte-level BPE or splits text in a way without a known name.
+    Raises ValueError, with the file, if the tokenizer is no byte-level BPE or splits text in a way without a known name.
     """
     file = folder / "tokenizer.json"
     content, settings = read_json(file), read_json(folder / "tokenizer_config.json")
@@ -191,7 +191,7 @@ def tokenizer_keys(folder: Path, tokens: int) -> dict[str, Any]:
 
 
 def _splitting(pre_tokenizer: Any, file: Path) -> str:
-    """Return llama.cpp's name of a way to split text."""
+    """Return llama.cpp's name of a way to split text. Raises ValueError, with the file, if there is none."""
     parts = (pre_tokenizer or {}).get("pretokenizers", [pre_tokenizer])
     kinds = [(part or {}).get("type") for part in parts]
     if kinds == ["Split", "ByteLevel"]:
@@ -208,7 +208,7 @@ def _splitting(pre_tokenizer: Any, file: Path) -> str:
 
 
 def _begins_with_special(post_processor: Any) -> bool:
-    """Tell whether a token is put before each text."""
+    """Tell whether a special token is put before each text."""
     each = post_processor or {}
     parts = each.get("processors", [each])
     single: list[Any] = next((part["single"] for part in parts if part.get("type") == "TemplateProcessing"), [])

@@ -1,7 +1,7 @@
 """Losses of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
 
-Gradients are taken in the forward, where a chunk's logits exist. The loss of a text stands here, those of chains and of blocks
-in chain_losses.py and block_losses.py; what a target teaches in teachers.py.
+Gradients are computed in the forward, where a chunk's logits exist. This module has the loss of a text; chain_losses.py and
+block_losses.py those of chains and blocks; teachers.py the target's side.
 
 Shapes: N tokens, C tokens of a chunk, M rows, R rows of a chunk, H hidden width, V vocabulary.
 """
@@ -17,32 +17,32 @@ from torch import Tensor
 from longspec.config.schema import HARD, LK, SOFT, TV
 from longspec.models.teachers import Labels, Teacher
 
-NO_LABEL = -100  # of tokens that are not trained
+NO_LABEL = -100  # label of tokens that are not trained
 MIX = "mix"  # the mean of hard and soft
-# Of one chunk of float32 logits, of which about five are alive at once. On a CPU up to 4 MiB are as quick as all logits at once
-# or quicker (benchmarks/loss_chunks.py). A GPU's is reckoned: 450 tokens of a vocabulary of 152k, below which reading the head
-# takes longer than multiplying by it.
+# Bytes of one chunk of float32 logits; about five are alive at once. On a CPU chunks up to 4 MiB are as fast as all logits at
+# once or faster (benchmarks/loss_chunks.py). The GPU's number is calculated: 450 tokens of a vocabulary of 152k; with fewer,
+# reading the head takes longer than multiplying by it.
 CHUNK_BYTES = {"cpu": 4 * 2**20, "cuda": 256 * 2**20}
 # Least tokens of a chunk on a CPU: with fewer, large vocabularies get up to 1.8 times slower.
 LEAST_TOKENS = 128
-# What a row brings to the sums of a loss, from `taken_`.
+# Indices of what a row adds to the sums of a loss, from `taken_`.
 LOSS, INSIDE, AGREES, OWN, HITS = range(5)
 
 
 def chunk_tokens(vocabulary: int, device: torch.device) -> int:
-    """Tokens whose logits are made at once."""
+    """Return the number of tokens whose logits are made at once."""
     return max(LEAST_TOKENS, CHUNK_BYTES[device.type] // (4 * vocabulary))
 
 
 def taken_(
     logits_MV: Tensor, labels: Labels | None, numbers_M: Tensor | None, kind: str, scale: float | Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return the summed loss of rows, each times its scale, and their parts of the sums [5, M]; the logits become its gradient.
+    """Return the rows' summed loss, each times its scale, and their parts of the sums [5, M]; logits become its gradient.
 
-    scale: None: all are whole, and the draft can propose every token.
-    hard: -log q(label), of labels numbers_M, -1: the draft cannot propose it. soft: -sum_v p(v) log q(v) times temperature^2,
-    both distributions at the temperature (Hinton et al. 2015, 2), where the draft can propose the target's likeliest token; of
-    a sparse teacher's k tokens and the rest. mix: the mean of the two. tv, lk: in place of soft.
+    scale None: all rows count fully; with a scale, rows whose token to learn the draft cannot propose have no loss.
+    hard: -log q(label), labels numbers_M, -1: not proposable. soft: -sum_v p(v) log q(v) times temperature^2, both
+    distributions at the temperature (Hinton et al. 2015, 2), if the target's likeliest token is proposable; a sparse teacher
+    has k tokens and the rest. mix: the mean of the two. tv, lk: instead of soft.
     """
     best_M, zeros_M = logits_MV.argmax(-1), torch.zeros_like(logits_MV[:, 0])
     hits_M = zeros_M if numbers_M is None else (best_M == numbers_M).to(zeros_M)
@@ -54,7 +54,7 @@ def taken_(
     assert learnt_M is not None, "hard labels are tokens"
     if scale is None:
         return loss_M.sum(), torch.stack([loss_M, torch.ones_like(zeros_M), agrees_M, own_M, hits_M])
-    # A product and no choice: what is not a number stays it, and names its rows.
+    # A product instead of a choice: NaN stays NaN, and names its rows.
     inside_M = (learnt_M >= 0).to(zeros_M)
     logits_MV *= (inside_M * scale)[:, None]
     loss_M = loss_M * inside_M
@@ -82,18 +82,18 @@ def _loss_and_gradient_(logits_MV: Tensor, labels: Labels | None, numbers_M: Ten
     return loss_M
 
 
-# A chunk's rows of each tensor of hidden states; and what makes of their logits the loss, and then its gradient of them.
+# A chunk's rows of each tensor of hidden states; and a function that turns their logits into its gradient and returns the loss.
 Chunk = tuple[list[slice], Callable[[Tensor], Tensor]]
 
 
 def chunked(weight_VH: Tensor, hidden: list[Tensor], chunks: Iterable[Chunk]) -> Tensor:
-    """Return the summed loss of logits hidden @ weight_VH.T, with gradients of whatever of the two requires one."""
+    """Return the summed loss of logits hidden @ weight_VH.T, with gradients of weight_VH and hidden if they require one."""
     loss: Tensor = _Chunked.apply(chunks, torch.is_grad_enabled(), weight_VH, *hidden)
     return loss
 
 
 class _Chunked(torch.autograd.Function):
-    """Take the gradients chunk by chunk in the forward; the backward scales them."""
+    """Compute the gradients chunk by chunk in the forward; the backward scales them."""
 
     @staticmethod
     def forward(ctx: Any, chunks: Iterable[Chunk], trains: bool, weight_VH: Tensor, *hidden: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class _Chunked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients, times the loss's own."""
+        """Return the gradients, times the gradient of the loss."""
         # The scale stays in float32: rounded to bfloat16 it would move the whole gradient by up to 0.2 %.
         return (
             None,
@@ -137,12 +137,12 @@ class _Chunked(torch.autograd.Function):
 
 
 class StepSums(NamedTuple):  # engines look for tensors in tuples
-    """Sums over the labels of a chain's steps, or a block's slots; `draft` alone carries a gradient.
+    """Hold sums over the labels of a chain's steps, or a block's slots; only `draft` carries a gradient.
 
-    draft: with the weights of all. The others by step [K], without: reached: all labels; inside: those whose token to learn the
-    draft can propose; losses, of these; agreements: those at which draft and target prefer the same token; target: the
-    target's own cross entropy with the text's token. target: of a chain the same over all tokens; leading_hits: tokens of all
-    blocks that are the text's, up to each one's first other one. None where it is not wanted, or not known.
+    draft: the weighted loss of all. The others are unweighted, by step [K]. reached: all labels; inside: those whose token
+    to learn the draft can propose; losses: of these; agreements: labels at which draft and target prefer the same token;
+    target_K: the target's own cross entropy with the text's token. target: of a chain, the same over all tokens; leading_hits:
+    in all blocks, tokens equal to the text's, up to each block's first other one. None: not wanted or not known.
     """
 
     draft: Tensor
@@ -160,8 +160,8 @@ def linear_cross_entropy(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Return the summed loss of the logits hidden_NH @ weight_VH.T on tokens that are all trained, with the draft's gradient.
 
-    Behind it the target's own cross entropy with the next token, and at how many tokens draft and target prefer the same one;
-    None without a teacher, which hard labels can do without. weight_VH is the frozen head and gets no gradient; labels_N int64.
+    Also return the target's own cross entropy with the next token, and the number of tokens where draft and target prefer the
+    same one; both None without a teacher, which only hard labels allow. weight_VH, the frozen head, gets no gradient.
     """
     chunk, wide = chunk_tokens(len(weight_VH), hidden_NH.device), torch.promote_types(weight_VH.dtype, torch.float32)
     sums_5 = torch.zeros(5, dtype=wide, device=hidden_NH.device)
@@ -180,13 +180,13 @@ def linear_cross_entropy(
     return (draft, None, None) if teacher is None else (draft, sums_5[OWN], sums_5[AGREES])
 
 
-# Float32 chunks [tokens, V] at once: the target's distribution, the logits, their logarithms, a product, what a dtype was.
+# Float32 chunks [tokens, V] alive at once: the target's distribution, the logits, their logarithms, a product, a dtype's copy.
 LOGITS_ALIVE = 5
-MORE_ALIVE = {MIX: 1, TV: 3, LK: 3}  # a copy of the logits; what acceptance_loss makes of two distributions
-SPARSE_ALIVE = 3  # of a sparse teacher: the draft's logits, the gradient and a temporary
+MORE_ALIVE = {MIX: 1, TV: 3, LK: 3}  # mix copies the logits; acceptance_loss makes more of the two distributions
+SPARSE_ALIVE = 3  # with a sparse teacher: the draft's logits, the gradient and a temporary
 
 
 def loss_bytes(vocabulary: int, tokens: int, device: torch.device, *, sparse: bool = False, kind: str = SOFT) -> int:
-    """Bytes of the logits that are alive at once while the loss of so many tokens is taken; `sparse`: of a sparse teacher's."""
+    """Return the bytes of logits that are alive at once in the loss of so many tokens. sparse: with a sparse teacher."""
     alive = SPARSE_ALIVE if sparse else LOGITS_ALIVE + MORE_ALIVE.get(kind, 0)
     return min(tokens, chunk_tokens(vocabulary, device)) * vocabulary * 4 * alive

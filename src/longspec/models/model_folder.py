@@ -11,14 +11,14 @@ from longspec.atomic_files import read_json
 
 WEIGHT_MAP = "weight_map"
 INDEX = ".index.json"
-ELSEWHERE = ["consolidated*", "*/*.safetensors"]  # the same weights once more, laid out for other programs
+ELSEWHERE = ["consolidated*", "*/*.safetensors"]  # the same weights again, in other programs' layouts
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The names of a folder's weight files, every shard that an index lists. Raises ValueError when one is missing."""
+    """Return a folder's weight file, or all shards and then their index, by name. Raises ValueError if one is missing."""
     for whole in WEIGHTS:
-        if (folder / whole).is_file():  # first, as transformers has it: an index beside it may be of an earlier save
+        if (folder / whole).is_file():  # first, as in transformers: an index next to it may be of an earlier save
             return [whole]
         index = folder / f"{whole}{INDEX}"
         if index.is_file():
@@ -27,7 +27,7 @@ def weight_files(folder: Path) -> list[str]:
 
 
 def read_weight_map(index: Path) -> dict[str, str]:
-    """Tensor -> the file beside the index that holds it. Raises ValueError for a damaged index and for a missing file."""
+    """Return tensor -> file name, from an index. Raises ValueError if the index is damaged or a file is missing."""
     where = read_json(index).get(WEIGHT_MAP)
     if not where or not isinstance(where, dict) or any(Path(str(file)).name != file for file in where.values()):
         raise ValueError(
@@ -40,10 +40,10 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def download(repository: str, folder: Path, patterns: list[str], revision: str | None, otherwise: str) -> str:
-    """Bring a repository's files into `folder`, going on where an earlier try ended; returns the commit's hash.
+    """Download a repository's files into `folder`, resuming an earlier try; return the commit's hash.
 
-    revision: a branch, tag or commit; None: the main branch. Raises ValueError that says why it cannot be fetched, and how to
-    do without the network: `otherwise` says what to place where.
+    revision: a branch, tag or commit; None: the main branch. Raises ValueError with the reason if the download fails, and with
+    `otherwise`: what to place where without a network.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
@@ -54,7 +54,7 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     try:
         commit = hub.model_info(repository, revision=revision).sha
         hub.snapshot_download(repository, revision=commit, allow_patterns=patterns, ignore_patterns=ELSEWHERE, local_dir=folder)
-    except (HTTPError, OSError, ValueError) as error:  # all that the hub and its HTTP client raise
+    except (HTTPError, OSError, ValueError) as error:  # all errors of the hub and its HTTP client
         name = repository if revision is None else f"{repository}@{revision}"
         raise ValueError(
             f"hf:{name}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN. Without "

@@ -32,7 +32,7 @@ from longspec.process_group import join, own_device
 
 @contextmanager
 def within_memory(rule: str) -> Iterator[None]:
-    """Raise ValueError, with what to set of a rule, where a GPU's memory does not hold the block's target and all else."""
+    """Raise ValueError, with the rule's settings to change, if a GPU runs out of memory in the block."""
     try:
         yield
     except torch.OutOfMemoryError as error:
@@ -43,12 +43,12 @@ def within_memory(rule: str) -> Iterator[None]:
 
 
 def head_width(config: PretrainedConfig) -> int:
-    """The width of one attention head, which need not be hidden width / heads."""
+    """Return the width of one attention head, which may differ from hidden width / heads."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def without_layers(config: PretrainedConfig) -> Any:
-    """The configuration of a target that is its embedding, rotations, final norm and head alone."""
+    """Return the configuration of a target's embedding, rotations, final norm and head alone."""
     without = deepcopy(config)
     without.num_hidden_layers = 0
     if getattr(config, "layer_types", None) is not None:
@@ -57,20 +57,20 @@ def without_layers(config: PretrainedConfig) -> Any:
 
 
 def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attention: str | None = None, ranks: int = 1) -> Any:
-    """The frozen target of a folder or a hub name, on the CPU, as `config` says, which stays as it is.
+    """Return the frozen target of a folder or hub name, on the CPU; `config` stays as it is.
 
-    `attention` is the name of a registered implementation; None: transformers chooses. ranks: those of the process group,
-    where they share it, each part on its rank's own device. Raises ValueError for a target that is not supported, or cannot be
-    split so, and for a damaged file of weights.
+    attention: the name of a registered implementation; None: transformers chooses. ranks: of the process group; if several,
+    they share the target, each part on its rank's own device. Raises ValueError for a target that is not supported or cannot
+    be split so, and for a damaged file of weights.
     """
     check_target(config, f"{path}/config.json")
-    for file in sorted(Path(path).glob("*.safetensors")):  # of a hub name there are none: the hub's client checks what it loads
+    for file in sorted(Path(path).glob("*.safetensors")):  # none for a hub name: the hub's client checks what it loads
         open_safetensors(file)
     spread: dict[str, Any] = {}
     if ranks > 1:
         check_splits(config, ranks, f"{path}/config.json")
         spread = {"distributed_config": DistributedConfig(tp_size=ranks, tp_plan="auto")}
-    # from_pretrained casts the weights and leaves RoPE's inv_freq in float32, which .to(dtype) would not.
+    # from_pretrained casts the weights but keeps RoPE's inv_freq in float32; .to(dtype) would cast both.
     target = AutoModelForCausalLM.from_pretrained(
         path, config=deepcopy(config), dtype=dtype, attn_implementation=attention, trust_remote_code=False, **spread
     )
@@ -78,31 +78,31 @@ def load_target(path: str, config: PretrainedConfig, dtype: torch.dtype, attenti
 
 
 def resolve_dtype(precision: str) -> torch.dtype:
-    """The dtype of "auto" (bfloat16 on a GPU that has it, else float32), "fastest" (the same, and bfloat16 on a
-    processor that has instructions for it), "bf16" or "fp32".
+    """Return the dtype of "auto" (bfloat16 on a GPU that has it, else float32), "fastest" (the same, but bfloat16 on a
+    processor with instructions for it), "bf16" or "fp32".
 
-    Raises ValueError, with the key, when this GPU lacks what is asked for.
+    Raises ValueError, with the key, if this GPU lacks bfloat16 and it is asked for.
     """
-    # By default torch counts as support what it emulates, which no compiled kernel takes.
+    # By default torch counts emulated bfloat16 as supported, but no compiled kernel takes it.
     has_bf16 = torch.cuda.is_available() and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and torch.cuda.is_available() and not has_bf16:
         raise ValueError("recipe.precision: bf16, but this GPU has no bfloat16, or emulates it; set it to fp32")
     if precision == "fp32":
         return torch.float32
-    if precision == "fastest" and not torch.cuda.is_available():  # else products of bfloat16 are slower than those of float32
+    if precision == "fastest" and not torch.cuda.is_available():  # else bfloat16 products are slower than float32 ones
         has_bf16 = any(torch.cpu.get_capabilities().get(name, False) for name in ("avx512_bf16", "amx_bf16"))
     return torch.bfloat16 if precision == "bf16" or has_bf16 else torch.float32
 
 
-# One rank may read its part of the weights from a slow disk, or be alone in compiling a kernel, while the others wait.
+# One rank may read its weights from a slow disk, or be the only one to compile a kernel, while the others wait.
 TIMEOUT_MINUTES = 30
 
 
 def draft_device(target: Any) -> torch.device:
-    """Where a text is decided and its draft stands: beside the final norm of a target that `device_map` has spread.
+    """Return the device of the draft and of choosing tokens: that of the final norm if `device_map` has spread the target.
 
-    Layers are spread in order, so the last one, whose keys and values drafts read, runs there too. A norm that is kept in main
-    memory or on the disk is brought to the device that its hook names.
+    Layers are spread in order, so the last layer, whose keys and values drafts read, runs there too. If the norm is kept in
+    main memory or on disk, its hook names the device.
     """
     norm = target.model.norm
     device: torch.device = norm.weight.device
@@ -111,13 +111,13 @@ def draft_device(target: Any) -> torch.device:
 
 
 def join_ranks(ranks: Ranks) -> None:
-    """Have the ranks that are to hold a target together join; a rank that is alone has nothing to do."""
+    """Join the process group of the ranks that will hold a target together; a single rank does nothing."""
     if ranks.world_size > 1:
         join(ranks, TIMEOUT_MINUTES)
 
 
 def place_target(path: str, dtype: torch.dtype, ranks: Ranks) -> Any:
-    """The target of a folder on this process's device, or this rank's part of it where several have joined.
+    """Return the target of a folder on this process's device, or this rank's part of it if several ranks have joined.
 
     Raises ValueError as load_target does.
     """
@@ -127,14 +127,14 @@ def place_target(path: str, dtype: torch.dtype, ranks: Ranks) -> Any:
     return load_target(path, config, dtype).to(own_device(ranks))
 
 
-Group = Any  # torch.distributed.ProcessGroup, which torch types as another class when it is built without
+Group = Any  # torch.distributed.ProcessGroup; torch without distributed support types it as another class
 
 
 def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
-    """Raise ValueError for a target that cannot be split over so many ranks, and where the package that loads it is missing.
+    """Raise ValueError if a target cannot be split over so many ranks, or the package for loading it is missing.
 
-    Its family must have a plan for its layers, and its key/value heads must be a multiple of the ranks where the plan splits
-    them: a head is never divided.
+    transformers needs a plan for its family's layers. If the plan splits key/value heads, their number must be a multiple of
+    the ranks: a head is never divided.
     """
     if not is_accelerate_available():
         raise ValueError(f"{path}: transformers splits a target over ranks by the package accelerate: pip install accelerate")
@@ -151,7 +151,7 @@ def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
 
 
 def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
-    """Key/value heads of each of so many ranks: all, where the plan gathers them; None: they cannot share the target."""
+    """Return each rank's key/value heads: all, if the plan gathers them; None: so many ranks cannot share the target."""
     plan: dict[str, str] = config.base_model_tp_plan or {}
     if not plan and ranks > 1:
         return None
@@ -159,27 +159,27 @@ def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:
 
 
 def group_of(target: Any) -> Group | None:
-    """The ranks that hold a target together; None where one holds it all."""
+    """Return the group of ranks that hold a target together; None if one rank holds it all."""
     if (getattr(target, "_tp_size", None) or 1) == 1:
         return None
     return target._device_mesh["tp"].get_group()
 
 
 def splits_heads(target: Any) -> bool:
-    """Whether each rank has some of the key/value heads alone; where the plan gathers them each has all."""
+    """Tell whether each rank has only some of the key/value heads; if the plan gathers them, each has all."""
     group = group_of(target)
     return group is not None and heads_of_rank(target.config, group.size()) != target.config.num_key_value_heads
 
 
 def of_ranks(x: Tensor, group: Group) -> list[Tensor]:
-    """The tensors of all ranks, in their order; they have one shape."""
+    """Return the tensors of all ranks, in their order; all must have one shape."""
     parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(group.size())]
     dist.all_gather(parts, x.contiguous(), group=group)
     return parts
 
 
 def all_heads_at(x_BKTD: Tensor, group: Group, rank: int) -> Tensor:
-    """The heads of all ranks, on one rank alone; the others keep their own."""
+    """Return the heads of all ranks on one rank; the others get their own back."""
     own = x_BKTD.contiguous()
     parts = [torch.empty_like(own) for _ in range(group.size())] if group.rank() == rank else None
     dist.gather(own, parts, group=group, group_dst=rank)
@@ -189,20 +189,20 @@ def all_heads_at(x_BKTD: Tensor, group: Group, rank: int) -> Tensor:
 def rows_of_ranks(
     input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, group: Group
 ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-    """Tokens, positions and documents (None: one a row) of the rows that each rank gives, in the ranks' order; of one shape."""
+    """Return tokens, positions and documents (None: one a row) of each rank's rows, in the ranks' order; all of one shape."""
     one = torch.full_like(input_ids_BS, -1) if document_ids_BS is None else document_ids_BS
     found = [given.unbind() for given in of_ranks(torch.stack([input_ids_BS, position_ids_BS, one]), group)]
     return [(ids, positions, None if documents[0, 0] < 0 else documents) for ids, positions, documents in found]
 
 
 def own_heads(x_BKTD: Tensor, group: Group) -> Tensor:
-    """This rank's heads out of those of all ranks."""
+    """Return this rank's heads out of those of all ranks."""
     own = x_BKTD.shape[1] // group.size()
     return x_BKTD.narrow(1, group.rank() * own, own)
 
 
 def tensor_of_first_rank(x: Tensor, group: Group | None) -> Tensor:
-    """Rank 0's numbers, on every rank."""
+    """Return rank 0's tensor, on every rank."""
     if group is None:
         return x
     found = x.contiguous().clone()
@@ -211,5 +211,5 @@ def tensor_of_first_rank(x: Tensor, group: Group | None) -> Tensor:
 
 
 def whole(weight: Tensor) -> Tensor:
-    """A weight with all ranks' parts, as a new tensor where it is split."""
+    """Return a weight with all ranks' parts; a new tensor if it is split."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight

@@ -10,10 +10,10 @@ CONFIG = "config.json"
 
 
 def read_target_config(target: str | Path) -> Any:
-    """transformers' configuration of a target's folder or hub name.
+    """Return transformers' configuration of a target's folder or hub name.
 
-    Raises ValueError when there is none, and for a family that is not supported, before transformers looks for its class:
-    for one that it does not know, a folder may bring Python code of its own.
+    Raises ValueError if there is none, or if its family is not supported. The family is checked before transformers looks for
+    its class: for an unknown one, a folder may bring its own Python code.
     """
     from transformers import AutoConfig, PretrainedConfig  # it loads torch, where there is one: a target's facts need neither
 

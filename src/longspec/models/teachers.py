@@ -6,18 +6,18 @@ With p the target's distribution over V tokens, K its k likeliest, q the draft's
     gradient = q(v) - p(v)                    in K, with respect to the draft's logit of v
                q(v) - r(p) q(v) / r(q)        outside
 
-The tokens outside K are one outcome. So the loss, less the entropy of p's k + 1 outcomes, is a Kullback-Leibler divergence:
-never negative, 0 where q gives each of K, and all the others together, what p gives them, and never above that of all V tokens
-(merging outcomes loses information). How q shares the rest among its tokens is not taught. With k = V it is the cross entropy
-of the whole distribution.
+The tokens outside K are one outcome. So the loss minus the entropy of p's k + 1 outcomes is a Kullback-Leibler divergence. This
+is never negative, 0 if q gives each token of K and the rest what p gives them, and never above the divergence over all V tokens
+(merging outcomes loses information). How q shares the rest among its tokens is not taught. With k = V the loss is the cross
+entropy of the whole distribution.
 
-Other losses come nearer to how often a token that is drawn from q is kept: with probability a = sum_v min(p(v), q(v))
+Other losses are closer to how often a token drawn from q is kept, with probability a = sum_v min(p(v), q(v))
 (Leviathan et al. 2023, section 3.2):
 
     tv    1 - a, the total variation
     lk    w KL(p || q) + (1 - w) (1 - a) with w = exp(-3 a), a constant to the gradient (arXiv 2602.23881)
 
-The gradient of tv vanishes where the draft holds the target's tokens for impossible; lk begins with that of the divergence.
+The gradient of tv vanishes if the draft gives the target's tokens no probability; lk begins with that of the divergence.
 
 Shapes: N tokens, C tokens of a chunk, M rows, H hidden width, T target's vocabulary, V the tokens of the distributions; O
 outcomes: all tokens; or the k likeliest ones, and all others together as the last.
@@ -31,10 +31,10 @@ from torch import Tensor
 
 from longspec.config.schema import LK, SOFT, TV
 
-# Of one of the k tokens: its number in int32, and its log-probability in float16, whose rounding moves a distribution 15 to 33
-# times less than bfloat16's (nats of divergence, k = 64 and 256, benchmarks/top_k_labels.py): no such number leaves its range.
+# Each of the k tokens takes an int32 number and a float16 log-probability. Rounding to float16 moves a distribution 15 to 33
+# times less than to bfloat16 (nats of divergence, k = 64 and 256, benchmarks/top_k_labels.py); no such number leaves its range.
 TOP_BYTES = 6
-FALL = 3.0  # how fast the divergence's weight falls with a
+FALL = 3.0  # how fast the divergence's weight falls as a grows
 
 
 def acceptance_loss(kind: str, p_NO: Tensor, q_NO: Tensor, cross_entropy_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -56,7 +56,7 @@ def acceptance_loss(kind: str, p_NO: Tensor, q_NO: Tensor, cross_entropy_N: Tens
 
 
 def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
-    """The draft's numbers of the target's tokens, -1 where it cannot propose one; integers of any kind, which they stay.
+    """Return the draft's numbers of the target's tokens, -1 if it cannot propose one; the integer dtype stays the same.
 
     ids_V: the draft vocabulary, ascending; None: all tokens.
     """
@@ -69,10 +69,10 @@ def draft_numbers(tokens: Tensor, ids_V: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class DenseLabels:
-    """Hold what a draft is to learn of the target at some tokens: its whole distributions.
+    """Hold what a draft learns from the target at some tokens: its whole distributions.
 
     p_NV: the target's probabilities of the draft's tokens, at the temperature; best_N: the draft's number of the target's
-    likeliest token, -1 where the draft cannot propose it; own_loss_N: the target's cross entropy with the next token.
+    likeliest token, -1 if the draft cannot propose it; own_loss_N: the target's cross entropy with the next token.
     """
 
     p_NV: Tensor
@@ -81,14 +81,14 @@ class DenseLabels:
     temperature: float
 
     def of(self, rows: Tensor) -> "DenseLabels":
-        """Some of the tokens; no copy of the distributions where they are all."""
+        """Return the labels of some of the tokens; no copy of the distributions if they are all."""
         p_MV = self.p_NV if len(rows) == len(self.p_NV) else self.p_NV[rows]
         return DenseLabels(p_MV, self.best_N[rows], self.own_loss_N[rows], self.temperature)
 
     def loss_and_gradient_(self, logits_MV: Tensor, kind: str = SOFT) -> Tensor:
-        """-sum_v p(v) log q(v) of each row; the logits become its gradient with respect to them, q - p.
+        """Return -sum_v p(v) log q(v) of each row; the logits become its gradient q - p with respect to them.
 
-        kind: tv or lk is another loss.
+        kind: soft; tv or lk: return that loss instead, and its gradient.
         """
         log_q_MV = logits_MV.log_softmax(-1)
         loss_M = -torch.linalg.vecdot(self.p_NV, log_q_MV)
@@ -104,14 +104,14 @@ class DenseLabels:
 
 @dataclass(frozen=True)
 class DenseTeacher:
-    """The frozen target's hidden states and next tokens of N tokens, its head, and what a draft can propose of it."""
+    """Hold the frozen target's hidden states and next tokens of N tokens, its head, and what a draft can propose of it."""
 
     hidden_NH: Tensor  # after the final norm
     weight_TH: Tensor
     labels_N: Tensor
-    ids_V: Tensor | None  # the target's tokens that the draft's are, ascending; None: all of them
+    ids_V: Tensor | None  # the draft vocabulary in the target's tokens, ascending; None: all tokens
     with_loss: bool  # whether the target's own cross entropy is wanted
-    best_N: Tensor | None = None  # the most likely tokens, where rounding may have moved what hidden_NH says of them
+    best_N: Tensor | None = None  # the likeliest tokens, if rounding may have changed what hidden_NH gives
     temperature: float = 1.0  # of both distributions
 
     def __len__(self) -> int:
@@ -119,11 +119,11 @@ class DenseTeacher:
 
     @property
     def target_vocabulary(self) -> int:
-        """Logits that are made of each token on the target's side."""
+        """Return the number of logits computed for each token on the target's side."""
         return len(self.weight_TH)
 
     def of(self, part: slice | Tensor) -> DenseLabels:
-        """Some of the tokens: their logits are made."""
+        """Return the labels of some of the tokens; this computes their logits."""
         teacher_CT = F.linear(self.hidden_NH[part], self.weight_TH)
         teacher_CT = teacher_CT.to(torch.promote_types(teacher_CT.dtype, torch.float32))
         best_C = teacher_CT.argmax(-1) if self.best_N is None else self.best_N[part].long()
@@ -137,11 +137,11 @@ class DenseTeacher:
 
 @dataclass(frozen=True)
 class SparseTeacher:
-    """The target's side of a loss, without its hidden states and its head. Tokens are in the draft's own numbers.
+    """Hold the target's side of a loss without its hidden states and head. Tokens are the draft's own numbers.
 
-    tokens_Nk: int32 or int64, each once; log_probs_Nk: any floating dtype, at the temperature. best_N: the target's most
-    likely token, -1: the draft cannot propose it, the row has no loss where the draft has a vocabulary of its own.
-    next_log_prob_N: of the next tokens; None: the target's own loss is not wanted.
+    tokens_Nk: int32 or int64, each once; log_probs_Nk: any floating dtype, at the temperature. best_N: the target's likeliest
+    token, -1: the draft cannot propose it, and the row has no loss if the draft has its own vocabulary. next_log_prob_N: of
+    the next tokens; None: the target's own loss is not wanted.
     """
 
     tokens_Nk: Tensor
@@ -155,7 +155,7 @@ class SparseTeacher:
 
     @property
     def target_vocabulary(self) -> int:
-        """Logits that are made of each token on the target's side: none."""
+        """Return the number of logits computed for each token on the target's side: 0."""
         return 0
 
     @property
@@ -164,18 +164,18 @@ class SparseTeacher:
         return self.next_log_prob_N is not None
 
     def of(self, rows: slice | Tensor) -> "SparseTeacher":
-        """Some of the tokens."""
+        """Return the teacher of some of the tokens."""
         next_log_prob = None if self.next_log_prob_N is None else self.next_log_prob_N[rows]
         return SparseTeacher(self.tokens_Nk[rows], self.log_probs_Nk[rows], self.best_N[rows], next_log_prob, self.temperature)
 
     @property
     def own_loss_N(self) -> Tensor:
-        """The target's own cross entropy with the next token; 0 where it is not wanted."""
+        """Return the target's own cross entropy with the next token; 0 if it is not wanted."""
         told_N = self.next_log_prob_N
         return torch.zeros_like(self.best_N, dtype=torch.float32) if told_N is None else -told_N.float()
 
     def loss_and_gradient_(self, logits_NV: Tensor, kind: str = SOFT) -> Tensor:
-        """The loss [N] of the draft's logits, float32 or wider, which become its gradient with respect to them.
+        """Return the loss [N] of the draft's logits, float32 or wider; they become its gradient with respect to them.
 
         kind: soft, the cross entropy; tv or lk.
         """
@@ -183,11 +183,11 @@ class SparseTeacher:
         p_Nk, rest_N1 = self._distribution(logits_NV.dtype, tokens_Nk.shape[1] < logits_NV.shape[1])
         top_Nk = logits_NV.gather(-1, tokens_Nk)
         logits_NV.scatter_(-1, tokens_Nk, -torch.inf)
-        # All in logarithms, so that a rest which the draft holds for impossible has a loss and a gradient. Where there are no
-        # other tokens the least number stands for -inf, so that nothing becomes 0 times infinity.
+        # All in logarithms, so that a rest with no probability in the draft still has a loss and a gradient. If there are no
+        # other tokens, the least number stands for -inf, so that 0 times infinity never occurs.
         least = torch.finfo(logits_NV.dtype).min
         highest_N1 = logits_NV.amax(-1, keepdim=True).clamp_(min=least)
-        # One exponential serves the sum and the gradient; the highest one is 1, so that the sum is 0 or at least 1.
+        # One exponential serves the sum and the gradient. The highest one is 1, so the sum is 0 or at least 1.
         sum_N1 = logits_NV.sub_(highest_N1).exp_().sum(-1, keepdim=True)
         outside_N1 = (highest_N1 + sum_N1.log()).clamp_(min=least)
         normalizer_N1 = torch.logaddexp(outside_N1, top_Nk.logsumexp(-1, keepdim=True))
@@ -204,7 +204,7 @@ class SparseTeacher:
         return loss_N
 
     def _distribution(self, dtype: torch.dtype, has_rest: bool) -> tuple[Tensor, Tensor]:
-        """p of the k tokens and of the rest, which add up to 1: rounding in storage may have brought the k above it."""
+        """Return p of the k tokens and of the rest. They sum to 1, even if rounding in storage put the k tokens above it."""
         p_Nk = self.log_probs_Nk.to(dtype).exp()
         sum_N1 = p_Nk.sum(-1, keepdim=True)
         if not has_rest:

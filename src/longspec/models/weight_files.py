@@ -22,19 +22,19 @@ from longspec.shown import brief, one_line
 
 SAFETENSORS_SUFFIX = ".safetensors"
 TENSORS_ALONE = "save its tensors alone: torch.save(model.state_dict(), file), or as .safetensors"
-WANTED = re.compile(r"GLOBAL (\S+)")  # how torch names what a pickle asks for
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # of weights
+WANTED = re.compile(r"GLOBAL (\S+)")  # how torch's error names a class that a pickle needs
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # allowed for weights
 
 
 @contextmanager
 def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") -> Iterator[None]:
-    """Raise ValueError with the path for whatever its bytes make a library raise: there is no end to what these are.
+    """Raise ValueError, with the path, for any error that a library raises on the file's bytes.
 
-    A lack of memory says nothing of the file.
+    MemoryError passes unchanged: it says nothing about the file.
     """
     try:
         yield
-    except (MemoryError, pickle.UnpicklingError):  # the second by _read_pickle: what a file asks for
+    except (MemoryError, pickle.UnpicklingError):  # _read_pickle handles UnpicklingError: a file that needs more than tensors
         raise
     except Exception as error:
         told = f"{type(error).__name__}: {brief(error)}"
@@ -44,7 +44,7 @@ def telling_damage(path: Path, wrong: str = "is damaged or no file of weights") 
 
 
 def check_file(path: Path) -> None:
-    """Raise ValueError for what is no file or an empty one."""
+    """Raise ValueError if there is no file, or an empty one."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file; correct the path, or copy or download it again")
     if path.stat().st_size == 0:
@@ -52,20 +52,20 @@ def check_file(path: Path) -> None:
 
 
 def open_safetensors(path: Path) -> Any:
-    """An open .safetensors file, safetensors' own object. Raises ValueError for one whose header or length is not right."""
+    """Return an open .safetensors file, safetensors' own object. Raises ValueError if its header or length is wrong."""
     check_file(path)
     with telling_damage(path):
         return safe_open(path, framework="pt")
 
 
 def _read_pickle(path: Path) -> dict[str, Tensor]:
-    """The state dict of a file of torch.save, on the CPU; in its zip format tensors are read from the disk only when used."""
+    """Return the state dict of a torch.save file, on the CPU; in the zip format tensors are read from disk only when used."""
     check_file(path)
     try:
         with telling_damage(path):
             content = torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
     except pickle.UnpicklingError as error:
-        wanted = WANTED.search(str(error))  # random bytes look like a wish too
+        wanted = WANTED.search(str(error))  # random bytes may look like a class name too
         reason = f"wants {wanted[1]}" if wanted else brief(error)
         raise ValueError(f"{path}: holds more than tensors, or is damaged ({reason}); {TENSORS_ALONE}") from error
     if not isinstance(content, dict) or not all(
@@ -77,15 +77,15 @@ def _read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-    """The wanted tensors of a state dict; the others cost nothing. Raises ValueError for a file of anything else, or torn."""
-    if path.suffix != SAFETENSORS_SUFFIX:  # cloned, else they would go on hanging on the file, which may be replaced
+    """Return the wanted tensors of a state dict; only these are read. Raises ValueError for a torn or any other file."""
+    if path.suffix != SAFETENSORS_SUFFIX:  # cloned: otherwise tensors stay mapped to the file, which may be replaced
         return {name: tensor.clone() for name, tensor in _read_pickle(path).items() if wanted(name)}
     with open_safetensors(path) as file, telling_damage(path):
         return {name: file.get_tensor(name) for name in file.keys() if wanted(name)}  # noqa: SIM118
 
 
 def read_split(index: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-    """The wanted tensors of a state dict in several files. Raises ValueError for one that is not where the index says."""
+    """Return the wanted tensors of a state dict in several files. Raises ValueError if one is not where the index says."""
     listed = {name: file for name, file in read_weight_map(index).items() if wanted(name)}
     found: dict[str, Tensor] = {}
     for file in sorted(set(listed.values())):
@@ -97,9 +97,9 @@ def read_split(index: Path, wanted: Callable[[str], bool] = lambda _: True) -> d
 
 
 def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) -> dict[str, Tensor]:
-    """The wanted tensors of a model's folder, whose weights lie in one file or in several with their index.
+    """Return the wanted tensors of a model's folder, with weights in one file or in several with an index.
 
-    Raises ValueError as of read_tensors, read_split and weight_files.
+    Raises ValueError as read_tensors, read_split and weight_files do.
     """
     path = folder / weight_files(folder)[-1]
     read = read_split if path.name.endswith(INDEX) else read_tensors
@@ -109,7 +109,7 @@ def read_folder(folder: Path, wanted: Callable[[str], bool] = lambda _: True) ->
 def fill(
     layer: nn.Module, found: dict[str, Tensor], source: object, check: Callable[[nn.Module, dict[str, Tensor], object], None]
 ) -> None:
-    """Fill a layer from a state dict read from `source`, which may hold more than the layer. Raises ValueError as `check`."""
+    """Fill a layer from a state dict read from `source`; the dict may hold more. Raises ValueError as `check` does."""
     check(layer, found, source)
     layer.load_state_dict({name: found[name] for name in layer.state_dict()})
 
@@ -117,10 +117,10 @@ def fill(
 def check_state(
     layer: nn.Module, found: dict[str, Tensor], source: object, unused: Mapping[str, Tensor] | None = None, hint: str = ""
 ) -> None:
-    """Raise ValueError that names each missing, unknown or misshapen tensor, and those whose numbers are no weights.
+    """Raise ValueError that names each missing, unknown or misshapen tensor, and those with other dtypes, NaN or infinity.
 
-    layer: may hold no numbers; unused: further names that may be there, each with a tensor of its shape, whatever their
-    numbers; hint: what else may be at fault.
+    layer: may be on the meta device; unused: further names allowed in `found`, each with a tensor of its shape; their numbers
+    are not checked; hint: what else may be wrong.
     """
     own, unused = layer.state_dict(), unused or {}
     faults = [f"{name}: missing" for name in own.keys() - found.keys()]

@@ -1,8 +1,8 @@
 """The one door to attention: the choice of a backend, attention of texts, blocks and draft trees, and transformers' hook.
 
-All nodes of a tree see the cached prefix alike (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes it
-without a mask of queries by keys, and the few keys of the tree have a small mask. Each part weighs by the sum of its
-exponentials, whose logarithm both know. Elsewhere one call takes one mask.
+All nodes of a tree see the same cached prefix (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes the prefix
+without a mask of queries by keys, and the few tree keys have a small mask. The two parts are weighted by their sums of
+exponentials, whose logarithms both return. Elsewhere one call takes one mask.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width; T >= S, and the last query is at
 the last key. Of a tree: P prefix keys, L tree keys, T = P + L keys, Q = G * S queries of one key/value head.
@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 AUTO, FLASH, FLEX, SDPA = "auto", "flash_attention_2", "flex_attention", "sdpa"
 BACKENDS = (FLASH, FLEX, SDPA)
-# Output and log-sum-exp of a text, or of its last tokens, over itself.
+# Functions that return output and log-sum-exp of a text, or of its last tokens, over the whole text.
 PARTS: dict[str, Callable[..., Part]] = {FLASH: flash.attend_text, FLEX: flex.attend_text, SDPA: sdpa.attend_text}
 
 
@@ -42,11 +42,11 @@ def attend(
     own: Sequence[tuple[Tensor, Tensor]] = (),
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """Attention output [B, N, S, D], the same in every backend to the dtype's tolerance; zeros for a query that sees no key.
+    """Return the attention output [B, N, S, D], equal in all backends up to the dtype's tolerance; 0 for a query without keys.
 
-    k_BKTD, v_BKTD: of the text, or of a tree's prefix and its nodes. own: of drafted blocks their keys and values; of chains
-    those of each step, as many as queries. sinks_N: one for each query head in its softmax; of a target, so that no gradient is
-    wanted. Raises ValueError for flex with a gradient on a CPU.
+    k_BKTD, v_BKTD: of the text, or of a tree's prefix and its nodes. own: keys and values of drafted blocks, or of each step
+    of chains, as many as queries. sinks_N: one for each query head, added to its softmax; only targets have them, so they get
+    no gradient. Raises ValueError for flex with a gradient on a CPU.
     """
     everything = [dense(x) for x in (q_BNSD, k_BKTD, v_BKTD, *(x for pair in own for x in pair))]
     if backend == AUTO:
@@ -55,13 +55,13 @@ def attend(
     if isinstance(visibility, TreeVisibility):
         if sinks_N is None:
             return _attend_tree(q_BNSD, k_BKTD, v_BKTD, visibility, scale, backend)
-        # There is one mask of nodes by keys, and no kernel for GPUs takes it and tells its log-sum-exp.
+        # All nodes and keys share one mask, and no GPU kernel both takes a mask and returns its log-sum-exp.
         return sdpa.weaken(_attend_tree_by_rows(q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if sinks_N is not None:
         return sdpa.weaken(PARTS[backend](q_BNSD, k_BKTD, v_BKTD, visibility, scale), sinks_N)
     if backend == SDPA and isinstance(visibility, Visibility) and not own:
         return sdpa.attend(everything[0], everything[1], everything[2], visibility, scale)
-    from longspec.models.attention import blocks, chains  # which a text by torch's own kernels does without
+    from longspec.models.attention import blocks, chains  # a text with torch's own kernels needs neither
 
     ways = blocks.WAYS if isinstance(visibility, blocks.BlockVisibility) else chains.WAYS
     return ways[backend](visibility, scale, *everything)
@@ -76,9 +76,9 @@ def check_backend(name: str) -> None:
 
 
 def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: int) -> str:
-    """The backend that training takes where `wanted` is asked for.
+    """Return the backend that training uses if `wanted` is asked for.
 
-    Raises ValueError, with the fix, for one that is unknown, not installed, or cannot train on this device in this dtype.
+    Raises ValueError, with the fix, if it is unknown, not installed, or cannot train on this device in this dtype.
     """
     check_backend(wanted)
     if wanted == AUTO:
@@ -98,7 +98,7 @@ def choose(wanted: str, device: torch.device, dtype: torch.dtype, head_width: in
 
 
 def _not_compiled(head_width: int) -> str:
-    """Why flex_attention cannot be compiled for a GPU here; empty when it can."""
+    """Return why flex_attention cannot be compiled for a GPU here; "" if it can."""
     if not has_triton():
         return "triton is not installed, so it cannot be compiled"
     if head_width < flex.LEAST_HEAD_WIDTH:
@@ -108,9 +108,9 @@ def _not_compiled(head_width: int) -> str:
 
 @cache
 def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) -> str:
-    """The fastest backend that is there, logged once for each kind of call.
+    """Return the fastest available backend; each kind of call is logged once.
 
-    Outside of training, as in decoding, lengths change from call to call, and flex_attention would compile for each.
+    Outside training, as in decoding, lengths change from call to call, and flex_attention would compile for each.
     """
     if device != "cuda":
         backend, why = SDPA, f"the fastest on a {device}"
@@ -125,10 +125,10 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
 
 
 def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
-    """Bytes of the scores of a text of so many keys that the backward holds at once; none where a kernel keeps them to itself.
+    """Return the bytes of a text's scores that the backward holds at once; 0 if a kernel never stores them.
 
-    Three in float32, weights, their gradient and that of the scores, one more in a narrower dtype of the queries; and the keys
-    or values of the call, repeated for each query head.
+    Three in float32: weights, their gradient and that of the scores; one more if the queries' dtype is narrower; and the call's
+    keys or values, repeated for each query head.
     """
     if device.type == sdpa.KERNEL_DEVICE or fastest(device.type, dtype, width, True) != SDPA:
         return 0
@@ -140,16 +140,16 @@ def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: to
 def _attend_tree(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float, backend: str
 ) -> Tensor:
-    """A tree's attention output [B, N, S, D]: by flash-attn where no window hides prefix keys.
+    """Return a tree's attention output [B, N, S, D], by flash-attn if no window hides prefix keys.
 
-    Else by one call with a mask, as wide as the window and the tree, made once for all layers. On two EPYC cores it takes 0.6
-    of the time of prefix and tree apart behind 200 tokens, and as much behind 4,000 (17 nodes, groups of three heads).
+    Otherwise one call takes a mask as wide as the window and the tree, made once for all layers. On two EPYC cores this takes
+    0.6 of the time of separate prefix and tree after 200 tokens, and the same after 4,000 (17 nodes, groups of three heads).
     """
     if k_BKTD.shape[2] == 0:
         return torch.zeros_like(q_BNSD)
     tree, groups = visibility.tree_BSL.shape[2], q_BNSD.shape[1] // k_BKTD.shape[1]
     prefix = k_BKTD.shape[2] - tree
-    q_BKQD = q_BNSD.unflatten(1, (-1, groups)).flatten(2, 3)  # groups of heads as further queries: no key is repeated
+    q_BKQD = q_BNSD.unflatten(1, (-1, groups)).flatten(2, 3)  # groups of heads become further queries: no key is repeated
 
     def masks() -> tuple[Tensor, Tensor]:
         seen_B1QT = visibility.without(low).mask_BST(prefix - low).repeat(1, groups, 1)[:, None]
@@ -165,20 +165,20 @@ def _attend_tree(
         mask_B1QT, blind_B1Q1 = visibility.once(("queries", prefix, groups), masks)
         keys, values = k_BKTD[:, :, low:], v_BKTD[:, :, low:]
         seen_BKQD = F.scaled_dot_product_attention(q_BKQD, keys, values, attn_mask=mask_B1QT, scale=scale)
-        if not tree:  # of which every node sees itself
+        if not tree:  # nodes see themselves, so only queries without a tree can be blind
             seen_BKQD = seen_BKQD.masked_fill(blind_B1Q1, 0.0)
     return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
 def attend_all(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> Tensor:
     """Return the attention output [B, N, S, D] of queries that see all keys."""
-    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads as further queries
+    q_BKQD = q_BNSD.unflatten(1, (k_BKTD.shape[1], -1)).flatten(2, 3)  # groups of heads become further queries
     seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKTD, v_BKTD, scale=scale)
     return seen_BKQD.unflatten(2, (-1, q_BNSD.shape[2])).flatten(1, 2)
 
 
 def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Part:
-    """Output and log-sum-exp of a tree's nodes, each of which sees itself, over the prefix and each other, row by row."""
+    """Return output and log-sum-exp of a tree's nodes over the prefix and the tree, row by row. Each node must see itself."""
     prefix = k_BKTD.shape[2] - visibility.tree_BSL.shape[2]
     low = visibility.unseen(prefix)
     hidden_BST = visibility.once(("rows", prefix), lambda: ~visibility.without(low).mask_BST(prefix - low))
@@ -190,14 +190,14 @@ def _attend_tree_by_rows(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibil
 
 
 def _attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: TreeVisibility, scale: float) -> Tensor:
-    """A tree in two parts, merged: the prefix by flash-attn's kernel for caches, which takes no masks, and the few keys of the
-    tree by all scores, in float32.
+    """Return a tree's attention as two parts, merged: the prefix by flash-attn's kernel for caches, which takes no masks, and
+    the few keys of the tree from all scores, in float32.
     """
     tree = visibility.tree_BSL.shape[2]
     prefix, groups = k_BKTD.shape[2] - tree, q_BKQD.shape[2] // visibility.query_depths_S.shape[0]
     lengths_B = visibility.once("int32", lambda: visibility.lengths_B.to(torch.int32))
     seen_BKQD, log_sum_BKQ = flash.attend_cached(q_BKQD, k_BKTD[:, :, :prefix], v_BKTD[:, :, :prefix], lengths_B, scale)
-    if 0 in visibility.lengths:  # of an empty prefix kernels say what they like
+    if 0 in visibility.lengths:  # for an empty prefix kernels return anything
         empty_B111 = (visibility.lengths_B == 0)[:, None, None, None]
         seen_BKQD = seen_BKQD.masked_fill(empty_B111, 0.0)
         log_sum_BKQ = log_sum_BKQ.masked_fill(empty_B111[..., 0], -torch.inf)
@@ -212,7 +212,7 @@ def _attend_flash(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Tr
     return torch.lerp(seen_BKQD.float(), tree_BKQD, of_tree_BKQ1).to(v_BKTD.dtype)
 
 
-# Arguments that layers pass to their attention though they are used before it, or elsewhere.
+# Arguments that layers pass to their attention, but that are used before it or elsewhere.
 WITHOUT_EFFECT = ("position_ids", "use_cache", "output_hidden_states", "output_router_logits", "num_items_in_batch")
 
 
@@ -230,9 +230,9 @@ def target_attention(
     attention_backend: str = AUTO,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention hook, [B, S, N, D]. Documents come in by `visibility` and are never guessed from positions.
+    """Attend as transformers' attention hook, [B, S, N, D]. `visibility` has the documents; positions never imply them.
 
-    One `visibility` given to the target's forward serves all its layers; `sliding_window` is the layer's own and counts the
+    One `visibility` passed to the target's forward serves all its layers; `sliding_window` is the layer's own and counts the
     query itself; `s_aux` [N] are its sinks. Raises ValueError for any other argument that may change what is attended to.
     """
     strange = [name for name, value in others.items() if value is not None and name not in WITHOUT_EFFECT]
@@ -247,6 +247,6 @@ def target_attention(
     return seen_BNSD.transpose(1, 2), None
 
 
-# Without a mask function of the same name transformers makes no mask, and does not guess packing from the positions.
+# No mask function is registered under this name, so transformers makes no mask and does not guess packing from positions.
 TARGET_ATTENTION = "longspec"
 AttentionInterface.register(TARGET_ATTENTION, target_attention)

@@ -1,7 +1,7 @@
 """Attention of blocks of tokens that are drafted at once, over a text and themselves (DFlash, arXiv 2602.06036, section 4).
 
-A block stands at its anchor, a token of the text. Its queries see the text's keys before the anchor, of the anchor's document,
-and their own block's keys, and no other block. No mask is larger than a chunk of blocks by the keys that these see.
+A block stands at its anchor, a token of the text. Its queries see the text's keys before the anchor, in the anchor's document,
+and their own block's keys, but no other block's. No mask is larger than a chunk of blocks by the keys that the chunk sees.
 
 Shapes: B rows, A blocks of a row, W slots of a block, Q = A W queries, N query heads, K key/value heads, S keys of the text, D
 head width.
@@ -23,11 +23,11 @@ from longspec.models.attention.visibility import Remembering
 
 @dataclass(frozen=True)
 class BlockVisibility(Remembering):
-    """Which keys the slots of each block see.
+    """Say which keys the slots of each block see.
 
-    anchors_BA: the text's token at which slot 0 stands; starts_BA: the first token of the anchor's document. Slot w stands w
-    tokens behind the anchor. window None: the text before the anchor, and every slot of the block. Else slots see no later
-    ones, and nothing more than `window` tokens back.
+    anchors_BA: the text's token at which slot 0 stands; starts_BA: the first token of the anchor's document. Slot w has the
+    position of the anchor plus w. window None: slots see the text before the anchor and the whole block. Otherwise they see no
+    later slots, and at most `window` positions back.
     """
 
     anchors_BA: Tensor
@@ -35,7 +35,7 @@ class BlockVisibility(Remembering):
     slots: int
 
     def text_bounds_BQ(self) -> tuple[Tensor, Tensor]:
-        """Return the first and the last key of the text that each query sees; the last lies before the first for none."""
+        """Return the first and the last key of the text that each query sees; if it sees none, last is below first."""
         return self.once("bounds", self._text_bounds)
 
     def _text_bounds(self) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class BlockVisibility(Remembering):
 
 
 def chunks_of(q_BNQD: Tensor, k_BKTD: Tensor, visibility: BlockVisibility) -> list[Call]:
-    """Return the calls of all rows, of about as many queries as a mask has rows; two transfers to the host."""
+    """Return the calls of all rows, with about QUERY_BLOCK queries each; two transfers to the host."""
     return visibility.once("chunks", lambda: list(_chunks(visibility, k_BKTD.shape[2] - q_BNQD.shape[2])))
 
 
@@ -69,7 +69,7 @@ def _chunks(visibility: BlockVisibility, text: int) -> Iterator[Call]:
 
 
 def _hidden(visibility: BlockVisibility, row: int, query_Q: Tensor, text_L: Tensor) -> Tensor:
-    """Which of the text's keys and of their own the queries of a chunk do not see, [Q, L + Q]."""
+    """Return which of the text's and of their own keys the queries of a chunk do not see, [Q, L + Q]."""
     first_Q1, last_Q1 = (bound_BQ[row, query_Q, None] for bound_BQ in visibility.text_bounds_BQ())
     seen_QQ = query_Q[:, None] // visibility.slots == query_Q // visibility.slots
     if visibility.window is not None:
@@ -81,17 +81,17 @@ IN_CHUNKS = partial(sdpa.attend_text, calls=chunks_of), partial(sdpa.text_gradie
 
 
 def _whole(own: tuple[Tensor, ...], *text: Tensor) -> Iterator[Tensor]:
-    """Keys and values of the text and, behind them, the blocks'."""
+    """Return keys and values of the text, followed by the blocks'."""
     return (torch.cat(both, dim=2) for both in zip(text, own, strict=True))
 
 
 def by_sdpa(visibility: BlockVisibility, scale: float, q_BNQD: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
-    """In chunks, each one call of a kernel."""
+    """Attend in chunks, each one call of a kernel; [B, N, Q, D]."""
     return by_kernels(IN_CHUNKS, visibility, scale, q_BNQD, *_whole(own, k, v))
 
 
 def by_flex(visibility: BlockVisibility, scale: float, q_BNQD: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
-    """One call of flex_attention, whose block mask is made of the bounds."""
+    """Attend in one call of flex_attention, with a block mask made from the bounds; [B, N, Q, D]."""
     keys, values = _whole(own, k, v)
     arguments = (*visibility.text_bounds_BQ(), keys.shape[2], visibility.slots, visibility.window is not None)
     mask = visibility.once(("flex", keys.shape[2]), partial(flex.block_mask, *arguments))

@@ -1,8 +1,8 @@
 """Attention of chains that are unrolled from every token of a text at once (EAGLE-3's training-time test, section 3.2).
 
-In step i the chain that starts at t asks with query t of step i; it sees the text's keys up to t, as a Visibility says, and the
-chain's own keys t of steps 1 to i. The text's part goes through a kernel, the few own keys are dot products; each weighs by the
-sum of its exponentials, of which both know the logarithm.
+In step i, query t belongs to the chain that starts at t. It sees the text's keys up to t, as a Visibility says, and the chain's
+own keys t of steps 1 to i. A kernel computes the text's part; the few own keys are dot products. Their weights are the sums of
+exponentials, whose logarithms both give.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S chains, J own keys of a chain, D head width.
 """
@@ -18,12 +18,12 @@ from longspec.models.attention.backends import FLASH, FLEX, SDPA
 from longspec.models.attention.visibility import Visibility, dense
 
 KeysValues = tuple[Tensor, Tensor]  # keys after RoPE and values, [B, K, S, D] each
-# Elements of the queries that own keys are merged with at a time: on a CPU what its caches hold, on a GPU what occupies it.
+# Number of query elements merged with own keys at a time: on a CPU what fits its caches, on a GPU what keeps it busy.
 BLOCK = {"cpu": 2**17, "cuda": 2**25}
 
 
 class _Attend(torch.autograd.Function):
-    """Text and own keys as one, so that nothing of the text's part alone is kept."""
+    """Attend over text and own keys as one function, so that nothing of the text's part alone is kept."""
 
     @staticmethod
     def forward(ctx: Any, visibility: Visibility, scale: float, kernels: Any, *everything: Tensor) -> Tensor:
@@ -38,7 +38,7 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
-        """The kernel's own backward for the text's keys, given the output and the log-sum-exp of all keys."""
+        """Use the kernel's backward for the text's keys, given output and log-sum-exp over all keys."""
         seen_BNSD, lse_BNS, weights_JBNS, q_BNSD, k_BKSD, v_BKSD, *own = ctx.saved_tensors
         grad_BNSD = dense(grad_BNSD)
         of_text = ctx.gradients(grad_BNSD, q_BNSD, k_BKSD, v_BKSD, (seen_BNSD, lse_BNS), ctx.visibility, ctx.scale)
@@ -47,7 +47,7 @@ class _Attend(torch.autograd.Function):
 
 
 class _Merge(torch.autograd.Function):
-    """Own keys merged into the text's part, where that has a backward of its own for output and log-sum-exp."""
+    """Merge own keys into the text's part, which has its own backward for output and log-sum-exp."""
 
     @staticmethod
     def forward(ctx: Any, part_BNSD: Tensor, part_lse_BNS: Tensor, scale: float, q_BNSD: Tensor, *own: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class _Merge(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_BNSD: Tensor) -> tuple[Tensor | None, ...]:
-        """With w the part's share: w dO of its output, and w dO (part - O) of its log-sum-exp."""
+        """Return gradients. With w the part's share: w dO for its output, and w dO (part - O) for its log-sum-exp."""
         part_BNSD, seen_BNSD, share_BNS, weights_JBNS, q_BNSD, *own = ctx.saved_tensors
         of_q_BNSD = torch.zeros_like(q_BNSD)
         of_own = _own_gradients(grad_BNSD, seen_BNSD, weights_JBNS, q_BNSD, own, ctx.scale, of_q_BNSD)
@@ -75,10 +75,10 @@ class _Merge(torch.autograd.Function):
 def _merge(
     part_BNSD: Tensor, part_lse_BNS: Tensor, q_BNSD: Tensor, own: list[Tensor], scale: float, seen_BNSD: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write the merged output to `seen_BNSD`; it may be the part's own.
+    """Write the merged output to `seen_BNSD`, which may be the part's own tensor.
 
-    Returns the log-sum-exp over all keys [B, N, S] and the weights of own keys [J, B, N, S] and of the part [B, N, S]. Queries
-    that see no text are padding: their log-sum-exp is plus infinity, at which every weight is 0, here and in kernels.
+    Return the log-sum-exp over all keys [B, N, S], the weights of own keys [J, B, N, S] and the part's weight [B, N, S].
+    Queries that see no text are padding: their log-sum-exp is plus infinity, so that every weight is 0, here and in kernels.
     """
     keys, values = own[::2], own[1::2]
     lse_BNS, share_BNS = torch.empty_like(part_lse_BNS), torch.empty_like(part_lse_BNS)
@@ -109,7 +109,7 @@ def _own_gradients(
     scale: float,
     of_q_BNSD: Tensor,
 ) -> list[Tensor]:
-    """Gradients of own keys and values; their share of the queries' is added to `of_q_BNSD`.
+    """Return gradients of own keys and values; add their part of the queries' gradient to `of_q_BNSD`.
 
     dv = p dO, ds = p (dO v - dO O), dq = scale ds k, dk = scale ds q, with p the key's weight; summed over a head's group.
     """
@@ -131,7 +131,7 @@ def _own_gradients(
 
 
 def _summed(x_BKGSD: Tensor) -> Tensor:
-    """The sum over a key's group of heads."""
+    """Return the sum over a key's group of heads."""
     return x_BKGSD[:, :, 0] if x_BKGSD.shape[2] == 1 else x_BKGSD.sum(2)
 
 
@@ -140,34 +140,34 @@ def _grouped(x_BNSD: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
 
 
 def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
-    """Spans of chains that are handled at once."""
+    """Return spans of chains that are computed at once."""
     rows, heads, length, width = q_BNSD.shape
     step = max(1, BLOCK.get(q_BNSD.device.type, 2**25) // (rows * heads * width))
     return (slice(start, start + step) for start in range(0, length, step))
 
 
 def by_kernels(kernels: Any, visibility: Any, scale: float, *everything: Tensor) -> Tensor:
-    """By kernels that hand out the log-sum-exp of the text's part, and whose backward takes another."""
+    """Attend with kernels that return the text part's log-sum-exp, and whose backward accepts another one."""
     seen_BNSD: Tensor = _Attend.apply(visibility, scale, kernels, *everything)
     return seen_BNSD
 
 
 def by_flash(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
-    """By flash-attn, which hides one key more with each query; never a block at a time: that torch's own kernels do."""
+    """Attend with flash-attn, which hides one key more per query; it cannot hide blocks, so lag_blocks uses torch's kernels."""
     if visibility.lag_blocks is not None:
         return by_sdpa(visibility, scale, *everything)
     return by_kernels((flash.attend_text, flash.text_gradients), visibility, scale, *everything)
 
 
 def by_sdpa(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
-    """By torch's own kernels, those of whole attention where a chain has no own keys."""
+    """Attend with torch's own kernels; if chains have no own keys, as whole attention."""
     if len(everything) == 3:
         return sdpa.attend(*everything, visibility, scale)
     return by_kernels((sdpa.attend_text, sdpa.text_gradients), visibility, scale, *everything)
 
 
 def by_flex(visibility: Visibility, scale: float, q_BNSD: Tensor, k_BKSD: Tensor, v_BKSD: Tensor, *own: Tensor) -> Tensor:
-    """By flex_attention, which has a backward of its own for output and log-sum-exp."""
+    """Attend with flex_attention, whose own backward takes gradients of output and log-sum-exp."""
     if not own:
         return flex.attend(flex.text_mask(visibility, q_BNSD, k_BKSD), q_BNSD, k_BKSD, v_BKSD, scale, with_lse=False)[0]
     return _Merge.apply(*flex.attend_text(q_BNSD, k_BKSD, v_BKSD, visibility, scale), scale, q_BNSD, *own)

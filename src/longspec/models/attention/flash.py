@@ -1,12 +1,12 @@
 """Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
-The former is called by its two halves, private functions of 2.8: a text may be a part of a softmax that has further keys
+The first is called by its two halves, private functions of 2.8, since a text may be one part of a softmax with further keys
 (chains.py).
 
 Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, P tokens of all segments together, Q queries
 of one key/value head.
-flash-attn aligns causality at the ends of queries and keys, so a lag is a matter of leaving out a document's last keys
-and first queries.
+flash-attn aligns causality at the ends of queries and keys, so a lag means to leave out a document's last keys and first
+queries.
 """
 
 from dataclasses import dataclass
@@ -24,21 +24,21 @@ from longspec.shown import brief
 
 DTYPES = (torch.bfloat16, torch.float16)
 TESTED = "2.8"
-# Compiled against the torch that is there. Not by the extra of a package that is installed for editing, which would be copied.
+# Compiled against the installed torch. No extra of this package, since the command would copy an editable install.
 INSTALL = "pip install wheel ninja packaging && pip install -c constraints.txt --no-build-isolation flash-attn"
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the kernel: segments of one window."""
+    """Hold the arguments of one kernel call: segments with one window."""
 
-    queries_P: Tensor | None  # which of the B * S query tokens, int64; None: all, in order
+    queries_P: Tensor | None  # indices among the B * S query tokens, int64; None: all, in order
     keys_P: Tensor | None
     query_edges: Tensor  # int32, the segments' edges in queries_P, from 0
     key_edges: Tensor
     longest_query: int
     longest_key: int
-    window: tuple[int, int]  # keys that a query sees before and behind its own; (-1, -1): no window
+    window: tuple[int, int]  # number of keys seen before and after a query's own; (-1, -1): no window
 
 
 def is_installed() -> bool:
@@ -46,20 +46,20 @@ def is_installed() -> bool:
 
 
 def unusable() -> str:
-    """Return why flash-attn cannot be used here, and the line that installs it; empty where it can."""
+    """Return why flash-attn cannot be used here, with the line that installs it; "" if it can."""
     if not is_installed():
         return f"flash-attn is not installed: {INSTALL}"
     try:
         from flash_attn import __version__, flash_attn_interface  # noqa: F401
-    except Exception as error:  # a build for another torch raises what it will
+    except Exception as error:  # a build for another torch may raise anything
         return f"flash-attn cannot be imported ({brief(error)}): {INSTALL}"
     if __version__.startswith(f"{TESTED}."):
         return ""
-    return f"flash-attn {__version__} is installed, {TESTED} is needed: {INSTALL}"  # another's halves take other arguments
+    return f"flash-attn {__version__} is installed, {TESTED} is needed: {INSTALL}"  # others' halves take other arguments
 
 
 def package() -> Any:
-    """Return flash-attn's own module of functions. Raises ValueError where it cannot be used."""
+    """Return flash-attn's own module of functions. Raises ValueError if it cannot be used."""
     if why := unusable():
         raise ValueError(f"runtime.attention: flash_attention_2: {why}; or set flex_attention or sdpa")
     from flash_attn import flash_attn_interface
@@ -68,9 +68,9 @@ def package() -> Any:
 
 
 def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """Every query over its row's first lengths_B[b] keys (int32): output [B, K, Q, D] and log-sum-exp, float32 [B, K, Q].
+    """Return output [B, K, Q, D] and log-sum-exp, float32 [B, K, Q], of queries over their row's first lengths_B[b] keys.
 
-    Of rows of length 0 neither means anything.
+    lengths_B: int32. In rows of length 0 both are undefined.
     """
     seen_BQKD, log_sum_BKQ, *_ = package().flash_attn_with_kvcache(
         *(x.transpose(1, 2) for x in (q_BKQD, k_BKTD, v_BKTD)),
@@ -83,11 +83,11 @@ def attend_cached(q_BKQD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, lengths_B: Ten
 
 
 def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Part:
-    """A text, or its last S tokens, over all of it."""
+    """Return output and log-sum-exp of a text, or of its last S tokens, over the whole text."""
     rows, heads, tokens, width = q_BNSD.shape
     wide = torch.promote_types(q_BNSD.dtype, torch.float32)
     calls = _calls(q_BNSD, k_BKTD, visibility)
-    room = 0 if any(call.queries_P is None for call in calls) else rows * tokens  # one call of all brings its own
+    room = 0 if any(call.queries_P is None for call in calls) else rows * tokens  # a call of all queries needs none
     seen_PND = q_BNSD.new_zeros(room, heads, width)
     lse_NP = q_BNSD.new_full((heads, room), -torch.inf, dtype=wide)
     for call in calls:
@@ -101,7 +101,7 @@ def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visi
 def text_gradients(
     grad_BNSD: Tensor, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, whole: Part, visibility: Visibility, scale: float
 ) -> tuple[Tensor, ...]:
-    """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
+    """Return the text's gradients of queries, keys, values. whole: output and log-sum-exp over all keys, also other parts'."""
     width, lse_NP = q_BNSD.shape[-1], whole[1].transpose(0, 1).flatten(1)
     calls = _calls(q_BNSD, k_BKTD, visibility)
     whole_queries, whole_keys = any(call.queries_P is None for call in calls), any(call.keys_P is None for call in calls)
@@ -119,7 +119,7 @@ def text_gradients(
             **_arguments(call, scale),
             softcap=0.0,
             alibi_slopes=None,
-            deterministic=True,  # else it adds up in any order, and a resumed run is not the uninterrupted one
+            deterministic=True,  # else the order of sums varies, and a resumed run differs from an uninterrupted one
         )
         places = call.queries_P, call.keys_P, call.keys_P
         found = [_put_back(x, part[..., :width], place, 0) for x, part, place in zip(found, parts, places, strict=True)]
@@ -127,7 +127,7 @@ def text_gradients(
 
 
 def _arguments(call: Call, scale: float) -> dict[str, Any]:
-    """Arguments that the kernel's two halves have in common."""
+    """Return the arguments that the kernel's two halves share."""
     return {
         "cu_seqlens_q": call.query_edges,
         "cu_seqlens_k": call.key_edges,
@@ -142,7 +142,7 @@ def _arguments(call: Call, scale: float) -> dict[str, Any]:
 
 
 def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
-    """A call's tokens of each tensor, [P, N, D], widened by zeros to a multiple of 8: the kernel's halves take no other."""
+    """Return a call's tokens of each tensor, [P, N, D], padded with zeros to a width divisible by 8, which the kernel needs."""
     taken = []
     for x_BNSD in tensors:
         x_PND = x_BNSD.transpose(1, 2).flatten(0, 1)
@@ -152,7 +152,7 @@ def _taken(chosen_P: Tensor | None, *tensors: Tensor) -> list[Tensor]:
 
 
 def _put_back(whole: Tensor, part: Tensor, places_P: Tensor | None, dim: int) -> Tensor:
-    """A call's tokens, along `dim`, at their places among all."""
+    """Return all tokens with a call's tokens put at their places along `dim`."""
     return part if places_P is None else whole.index_copy_(dim, places_P, part)
 
 
@@ -164,7 +164,7 @@ def _calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]
 
 
 def _plan(segments: list[list[Segment]], rows: int, queries: int, keys: int, device: torch.device) -> list[Call]:
-    """One call for each window; there are several only where a window meets lags that differ."""
+    """Return one call for each window; there are several only if a window meets different lags."""
     placed: dict[int | None, list[tuple[int, Segment]]] = {}
     for row in range(rows):
         for segment in segments[row % len(segments)]:
@@ -181,7 +181,7 @@ def _plan(segments: list[list[Segment]], rows: int, queries: int, keys: int, dev
 
 
 def _gathered(spans: list[tuple[int, int]], tokens: int, device: torch.device) -> tuple[Tensor | None, Tensor, int]:
-    """Indices of the spans' tokens one after another (None: all, in order), the spans' edges there, the longest span."""
+    """Return indices of the spans' tokens in sequence (None: all, in order), the spans' edges there, and the longest span."""
     lengths = [stop - start for start, stop in spans]
     edges = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     if sum(lengths) == tokens:

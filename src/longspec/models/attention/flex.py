@@ -15,32 +15,31 @@ from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attent
 from longspec.models.attention.visibility import Visibility
 
 BLOCK = 128
-SHAPES = 64  # of tensors in one process; more than torch's own limit, at which it gives up compiling
-LEAST_HEAD_WIDTH = 16  # of torch's flex_attention kernels (torch/_inductor/kernel/flex)
+SHAPES = 64  # shapes compiled in one process; above torch's own limit, after which it stops compiling
+LEAST_HEAD_WIDTH = 16  # smallest that torch's flex_attention kernels take (torch/_inductor/kernel/flex)
 NO_BACKWARD = "runtime.attention: flex_attention has no backward on a CPU, so nothing trains there: set auto or sdpa"
 
 
 @cache
 def compiled() -> Callable[..., Any]:
-    """flex_attention as a fused kernel for each shape; uncompiled it would hold all scores: failing to compile is an error.
+    """Return flex_attention as a fused kernel for each shape. Failing to compile is an error: uncompiled it stores all scores.
 
-    Not for trees, whose lengths change from call to call: kernels for all of them were compiled ten times for nine lengths
-    (benchmarks/RESULTS.md).
+    Not for trees, whose lengths change from call to call: nine lengths needed ten compilations (benchmarks/RESULTS.md).
     """
     return torch.compile(flex_attention, fullgraph=True, dynamic=False, recompile_limit=SHAPES)  # type: ignore[call-overload]
 
 
 def needs_gradient(*tensors: Tensor) -> bool:
-    """Whether a backward pass may follow."""
+    """Tell whether a backward pass may follow."""
     return torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
 
 
 def attend(
     mask: BlockMask, q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float, *, with_lse: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Output [B, N, S, D] and log-sum-exp [B, N, S], with gradients of both; 0 and -inf for a query that sees no key.
+    """Return output [B, N, S, D] and log-sum-exp [B, N, S], both with gradients; 0 and -inf for a query that sees no key.
 
-    with_lse: whether the latter is wanted; compiled for a CPU there is none. Raises ValueError for a gradient on a CPU.
+    with_lse: whether the log-sum-exp is wanted; on a CPU there is none. Raises ValueError for a gradient on a CPU.
     """
     if q_BNSD.device.type == "cpu" and needs_gradient(q_BNSD, k_BKTD, v_BKTD):
         raise ValueError(NO_BACKWARD)
@@ -50,12 +49,12 @@ def attend(
 
 
 def attend_text(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> tuple[Tensor, Tensor]:
-    """A text, or its last S tokens, over all of it, as `attend` does."""
+    """Return output and log-sum-exp of a text, or of its last S tokens, over the whole text, as `attend` does."""
     return attend(text_mask(visibility, q_BNSD, k_BKTD), q_BNSD, k_BKTD, v_BKTD, scale)
 
 
 def text_mask(visibility: Visibility, q_BNSD: Tensor, k_BKTD: Tensor) -> BlockMask:
-    """The block mask of a text, made once for its shape."""
+    """Return the block mask of a text, made once for its shape."""
     (rows, _, queries, _), keys = q_BNSD.shape, k_BKTD.shape[2]
 
     def make() -> BlockMask:
@@ -66,11 +65,11 @@ def text_mask(visibility: Visibility, q_BNSD: Tensor, k_BKTD: Tensor) -> BlockMa
 
 
 def block_mask(first_BS: Tensor, last_BS: Tensor, keys: int, slots: int = 0, is_causal: bool = False) -> BlockMask:
-    """The block mask of queries that see the keys between two bounds; no tensor of it is larger than blocks by blocks.
+    """Return the block mask of queries that see the keys between two bounds; no tensor is larger than blocks by blocks.
 
-    Blocks that every query of a block sees whole need no look at single keys. Others are visited when the bounds of the
-    block's queries, taken together, reach them; the bounds themselves then decide key by key. slots: of a drafted block, whose
-    queries see each other too, is_causal: up to their own; their keys, one a query, lie behind the text's.
+    Key blocks that a whole block of queries sees need no check of single keys. Other key blocks within reach of the block's
+    bounds are visited, and the bounds decide key by key. slots: of a drafted block, whose queries also see each other, with
+    is_causal only up to their own; their keys, one for each query, follow the text's.
     """
     queries = first_BS.shape[1]
     text, key_L = keys - queries, torch.arange(0, keys, BLOCK, device=first_BS.device)
@@ -94,7 +93,7 @@ def block_mask(first_BS: Tensor, last_BS: Tensor, keys: int, slots: int = 0, is_
 
 
 def _visited(first_BS: Tensor, last_BS: Tensor, keys: int) -> tuple[Tensor, Tensor]:
-    """Which blocks of `keys` keys each block of queries visits by these bounds: in part, and whole; bool [B, Q, L]."""
+    """Return which blocks of keys each block of queries visits: in part, and whole; bool [B, Q, L]. keys: their number."""
     sees_BS = last_BS >= first_BS
     key_blocks = torch.arange(0, keys, BLOCK, device=first_BS.device)
     lowest_BQ1 = -_largest(-first_BS.where(sees_BS, keys), -keys)
@@ -107,11 +106,11 @@ def _visited(first_BS: Tensor, last_BS: Tensor, keys: int) -> tuple[Tensor, Tens
 
 
 def _largest(x_BS: Tensor, filler: int) -> Tensor:
-    """The largest value in each block of queries, [B, Q, 1]; a last block's missing queries count as `filler`."""
+    """Return the largest value in each block of queries, [B, Q, 1]; missing queries of the last block count as `filler`."""
     return F.pad(x_BS, (0, -x_BS.shape[1] % BLOCK), value=filler).unflatten(1, (-1, BLOCK)).amax(-1, keepdim=True)
 
 
 def _listed(is_visited_BQL: Tensor) -> tuple[Tensor, Tensor]:
-    """How many key blocks each block of queries visits, int32 [B, 1, Q], and their numbers first, int32 [B, 1, Q, L]."""
+    """Return how many key blocks each block of queries visits, int32 [B, 1, Q], and their numbers first, int32 [B, 1, Q, L]."""
     order_BQL = is_visited_BQL.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
     return is_visited_BQL.sum(-1, dtype=torch.int32)[:, None], order_BQL.to(torch.int32)[:, None]

@@ -1,12 +1,12 @@
 """Attention by torch's own kernels: whole, or as one part of a softmax that has more in it, with the log-sum-exp of its scores.
 
-Whole attention is fused causal calls where a segment allows it, else blocks of queries. A part's rest may be further keys
-(chains.py). A kernel's backward makes its weights anew, exp(score - log-sum-exp), and needs
-the output for one sum alone. Given output and log-sum-exp over all keys it therefore yields what its own keys have in the
-gradients, and needs no weight of the others (FlashAttention-2, arXiv 2307.08691, section 3.1.2). Or the rest is a sink: a
-learned number for each query head, one more score in the softmax, of a key without a value. With L the log-sum-exp of the
-keys' scores and s the sink, every weight is multiplied by exp(L) / (exp(L) + exp(s)) = sigmoid(L - s) (GPT-OSS, arXiv
-2508.10925). Targets alone have sinks, so these have no backward.
+Whole attention is fused causal calls if a segment allows it, otherwise blocks of queries. A part belongs to a softmax with
+further keys (chains.py) or a sink. For further keys: a kernel's backward recomputes its weights, exp(score - log-sum-exp), and
+needs the output for one sum alone. With output and log-sum-exp over all keys it therefore returns its own keys' share of the
+gradients, without the other keys' weights (FlashAttention-2, arXiv 2307.08691, section 3.1.2). A sink is a learned number for
+each query head: one more score in the softmax, of a key without a value. With L the log-sum-exp of the keys' scores and s the
+sink, every weight is multiplied by exp(L) / (exp(L) + exp(s)) = sigmoid(L - s) (GPT-OSS, arXiv 2508.10925). Only targets have
+sinks, so these have no backward.
 
 Shapes: B rows, N query heads, K key/value heads, G = N / K, S queries, T keys, D head width, Q queries and L keys of one call.
 """
@@ -23,18 +23,18 @@ from torch.utils.checkpoint import checkpoint
 
 from longspec.models.attention.visibility import Segment, Visibility, additive, is_hidden, nothing_seen
 
-# Queries handled at once where a mask is needed: a mask of [block, keys] is the largest there is.
+# Number of queries in one call that needs a mask: the largest mask is [block, keys].
 QUERY_BLOCK = 256
-# The kernels that torch's own function calls on a CPU; only direct calls return and take a log-sum-exp.
+# The kernels that torch's own function calls on a CPU; only direct calls return and accept a log-sum-exp.
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 FUSED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-KERNEL_DEVICE = "cpu"  # elsewhere a part's scores are made, of a block of queries at a time
-Part = tuple[Tensor, Tensor]  # output [B, N, S, D] and log-sum-exp [B, N, S]; 0 and -inf of queries that see no key
+KERNEL_DEVICE = "cpu"  # on other devices a part computes its scores, for one block of queries at a time
+Part = tuple[Tensor, Tensor]  # output [B, N, S, D] and log-sum-exp [B, N, S]; 0 and -inf for queries that see no key
 Gradients = tuple[Tensor, Tensor, Tensor]
 
 
 def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibility, scale: float) -> Tensor:
-    """Attention output [B, N, S, D]. Rows of the same segments share their calls."""
+    """Return the attention output [B, N, S, D]. Rows with the same segments share their calls."""
     segments = visibility.segments(q_BNSD.shape[2], k_BKTD.shape[2])
     if not any(segments):
         return nothing_seen(q_BNSD, k_BKTD, v_BKTD)
@@ -55,7 +55,7 @@ def attend(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Visibilit
 def _attend_alike(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, segments: list[Segment], visibility: Visibility, scale: float
 ) -> Tensor:
-    """Attention output [B, N, S, D] of rows that have these segments in common."""
+    """Return the attention output [B, N, S, D] of rows that all have these segments."""
     parts, done = [], 0
     nothing_BNSD = v_BKTD.new_zeros(1, 1, 1, 1).expand(*q_BNSD.shape[:3], v_BKTD.shape[-1])
     for segment in segments:
@@ -74,10 +74,10 @@ def _attend_alike(
 
 
 def _attend_causal(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float) -> Tensor:
-    """One fused call without a mask: as many queries as keys, or one."""
+    """Return the output of one fused call without a mask; there is one query, or as many queries as keys."""
     groups = q_BNSD.shape[1] // k_BKTD.shape[1]
     if groups > 1 and q_BNSD.device.type == "cuda" and q_BNSD.dtype not in (torch.bfloat16, torch.float16):
-        # On a GPU only half precision's kernel takes groups; for others torch would hold the scores of all pairs.
+        # On a GPU only half precision's kernel takes groups; for other dtypes torch would store the scores of all pairs.
         k_BKTD, v_BKTD, groups = k_BKTD.repeat_interleave(groups, 1), v_BKTD.repeat_interleave(groups, 1), 1
     causal = q_BNSD.shape[2] > 1
     return F.scaled_dot_product_attention(q_BNSD, k_BKTD, v_BKTD, is_causal=causal, scale=scale, enable_gqa=groups > 1)
@@ -86,7 +86,7 @@ def _attend_causal(q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, scale: float)
 def _attend_in_blocks(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, window: int | None, visibility: Visibility, scale: float
 ) -> list[Tensor]:
-    """One segment, block after block of queries against only the keys that causality and window leave."""
+    """Attend in one segment, block by block of queries, each with only the keys that causality and window allow."""
     num_queries, num_keys, lag_blocks = q_BNSD.shape[2], k_BKTD.shape[2], visibility.lag_blocks
     groups, parts = q_BNSD.shape[1] // k_BKTD.shape[1], []
     for start in range(0, num_queries, QUERY_BLOCK):
@@ -97,7 +97,7 @@ def _attend_in_blocks(
         if window is None:
             parts.append(_attend_growing(q, k, v, lag_blocks, scale))
             continue
-        # Blocks inside a document have one mask in common, which autograd then keeps once.
+        # Blocks inside a document share one mask, which autograd then keeps once.
         shape, before = (q.shape[2], high - low, groups), low if lag_blocks else 0
         key = ("sdpa", shape, window, before, q.dtype)
         mask = visibility.once(key, partial(_block_mask, shape, window, lag_blocks, low, q))
@@ -106,7 +106,7 @@ def _attend_in_blocks(
 
 
 def _attend_growing(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: int | None, scale: float) -> Tensor:
-    """One block without a window. Its mask, as long as the keys, is not kept for a backward pass but made again there."""
+    """Attend one block without a window. Its mask, as long as the keys, is made again in the backward instead of kept."""
 
     def attend(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor) -> Tensor:
         shape = q_BNQD.shape[2], k_BKLD.shape[2], q_BNQD.shape[1] // k_BKLD.shape[1]
@@ -120,10 +120,10 @@ def _attend_growing(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, lag_blocks: 
 def _block_mask(
     shape: tuple[int, int, int], window: int | None, lag_blocks: int | None, low: int, like: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The additive mask [G * Q, L] of Q queries at the end of L keys, and which queries see nothing, [Q, 1].
+    """Return the additive mask [G * Q, L] of Q queries at the end of L keys, and which queries see nothing, [Q, 1].
 
-    shape: (Q, L, G); low: keys of the segment before these L. Queries that see nothing are left unmasked: a row of -inf
-    would make NaN in some kernels.
+    shape: (Q, L, G); low: number of the segment's keys before these L. Queries that see nothing are left unmasked: a row of
+    -inf would make NaN in some kernels.
     """
     queries, keys, groups = shape
     hidden_QL = is_hidden(range(keys - queries, keys), range(keys), window, like.device)
@@ -136,7 +136,7 @@ def _block_mask(
 
 
 def _attend_masked(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: tuple[Tensor, Tensor], scale: float) -> Tensor:
-    """One fused call. The groups of heads become further queries, since some kernels take either groups or a mask."""
+    """Return one fused call's output. Groups of heads become further queries: some kernels take either groups or a mask."""
     mask_QL, blind_Q1 = mask
     q_BKQD = q_BNQD.unflatten(1, (k_BKLD.shape[1], -1)).flatten(2, 3)
     seen_BKQD = F.scaled_dot_product_attention(q_BKQD, k_BKLD, v_BKLD, attn_mask=mask_QL, scale=scale)
@@ -145,19 +145,19 @@ def _attend_masked(q_BNQD: Tensor, k_BKLD: Tensor, v_BKLD: Tensor, mask: tuple[T
 
 @dataclass(frozen=True)
 class Call:
-    """Queries of one row, and the keys that they see some of."""
+    """Hold queries of one row, and keys of which they see some."""
 
     row: int
-    queries: slice  # among S
-    keys: slice | Tensor  # among T: a span, or their places
-    hides: Callable[[], Tensor] | None  # which of the keys a query does not see, [Q, L]; None: as the kernel's causality
+    queries: slice  # a span of S
+    keys: slice | Tensor  # in T: a span, or indices
+    hides: Callable[[], Tensor] | None  # returns which of the keys a query does not see, [Q, L]; None: the kernel's causality
 
 
-Calls = Callable[[Tensor, Tensor, Any], list[Call]]  # of queries, keys and what is seen
+Calls = Callable[[Tensor, Tensor, Any], list[Call]]  # (queries, keys, visibility) -> calls
 
 
 def text_calls(q_BNSD: Tensor, k_BKTD: Tensor, visibility: Visibility) -> list[Call]:
-    """The calls of a text, in order. Documents that no window cuts are one call each where a kernel is causal itself."""
+    """Return the calls of a text, in order. If a kernel is causal itself, a document that no window cuts is one call."""
     assert visibility.lag_B is None, "a text sees itself without a lag"
     assert visibility.lag_blocks is None, "a text sees itself without a lag"
     (rows, _, queries, _), keys, has_kernel = q_BNSD.shape, k_BKTD.shape[2], q_BNSD.device.type == KERNEL_DEVICE
@@ -189,7 +189,7 @@ def _calls_of(row: int, segment: Segment, has_kernel: bool, device: torch.device
 def attend_text(
     q_BNSD: Tensor, k_BKTD: Tensor, v_BKTD: Tensor, visibility: Any, scale: float, calls: Calls = text_calls
 ) -> Part:
-    """A text, or its last S tokens, over all of it; or what other calls are of."""
+    """Return output and log-sum-exp of a text, or its last S tokens, over the whole text. calls: makes other calls."""
     (rows, heads, length, _), width = q_BNSD.shape, v_BKTD.shape[-1]
     seen_BNSD = v_BKTD.new_zeros(rows, length, heads, width).transpose(1, 2)
     lse_BNS = q_BNSD.new_full((rows, heads, length), -torch.inf, dtype=accumulated_in(q_BNSD))
@@ -212,7 +212,7 @@ def text_gradients(
     scale: float,
     calls: Calls = text_calls,
 ) -> Gradients:
-    """The text's gradients of queries, keys and values; whole: output and log-sum-exp over all keys, the text's and others."""
+    """Return the text's gradients of queries, keys, values. whole: output and log-sum-exp over all keys, also other parts'."""
     of_q_BNSD, of_k_BKTD, of_v_BKTD = (torch.zeros_like(x) for x in (q_BNSD, k_BKTD, v_BKTD))
     for call in calls(q_BNSD, k_BKTD, visibility):
         of_queries = [x[call.row, :, call.queries].unflatten(0, (k_BKTD.shape[1], -1)) for x in (grad_BNSD, q_BNSD, *whole)]
@@ -225,20 +225,20 @@ def text_gradients(
 
 
 def _mask(call: Call, dtype: torch.dtype) -> Tensor | None:
-    """Return the additive mask [Q, L] of a call; it may be as long as the text, so it is made anew in the backward."""
+    """Return the additive mask [Q, L] of a call; it may be as long as the text, so the backward makes it again."""
     return None if call.hides is None else additive(call.hides(), dtype)
 
 
 def accumulated_in(x: Tensor) -> torch.dtype:
-    """The dtype of sums over this tensor: float32 or better."""
+    """Return the dtype of sums over this tensor: float32 or wider."""
     return torch.promote_types(x.dtype, torch.float32)
 
 
 def attend_part(q_KGQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Part:
-    """Output [K, G, Q, D] and log-sum-exp [K, G, Q] of one row, whose queries each see a key; mask None: causality.
+    """Return output [K, G, Q, D] and log-sum-exp [K, G, Q] of one row, whose queries each see a key; mask None: causality.
 
-    In the CPU kernel key/value heads are the batch, so that a group's heads share keys which nobody repeats. On devices whose
-    kernels take no mask with a log-sum-exp, one head's scores are made after another's.
+    The CPU kernel takes key/value heads as the batch, so a group's heads share keys without copies. On devices whose kernels
+    do not take a mask and return a log-sum-exp, one head's scores are made after another's.
     """
     if q_KGQD.device.type == KERNEL_DEVICE:
         keys, values = (x[:, None].expand(-1, q_KGQD.shape[1], -1, -1) for x in (k_KLD, v_KLD))
@@ -254,9 +254,9 @@ def attend_part(q_KGQD: Tensor, k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | 
 
 
 def part_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor | None, scale: float) -> Gradients:
-    """Gradients of queries, keys and values of attend_part's one row.
+    """Return gradients of queries, keys and values of attend_part's one row.
 
-    of_queries: the output's gradient, queries, and output and log-sum-exp over all keys, also those that are not these.
+    of_queries: the output's gradient, the queries, and output and log-sum-exp over all keys, including keys not passed here.
     """
     grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
     if k_KLD.device.type != KERNEL_DEVICE:
@@ -271,7 +271,7 @@ def part_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_
 
 
 def _plain_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mask_QL: Tensor, scale: float) -> Gradients:
-    """The gradients of one call by all its scores (arXiv 2307.08691, algorithm 2)."""
+    """Return the gradients of one call from all its scores (arXiv 2307.08691, algorithm 2)."""
     grad_KGQD, q_KGQD, seen_KGQD, lse_KGQ = of_queries
     weights_KGQL = _scores(q_KGQD, k_KLD[:, None], mask_QL, scale).sub_(lse_KGQ[..., None]).exp_()
     dot_KGQ1 = (grad_KGQD.to(lse_KGQ.dtype) * seen_KGQD).sum(-1, keepdim=True)
@@ -283,12 +283,12 @@ def _plain_gradients(of_queries: list[Tensor], k_KLD: Tensor, v_KLD: Tensor, mas
 
 
 def _scores(q_QD: Tensor, k_LD: Tensor, mask_QL: Tensor, scale: float) -> Tensor:
-    """Scores [..., Q, L], -inf where a key is hidden."""
+    """Return scores [..., Q, L], -inf where a key is hidden."""
     return ((q_QD @ k_LD.transpose(-1, -2)).to(accumulated_in(q_QD)) * scale).add_(mask_QL)
 
 
 def weaken(part: Part, sinks_N: Tensor) -> Tensor:
-    """The output [B, N, S, D] of attention whose log-sum-exp is known, with the sinks in its softmax."""
+    """Return the attention output [B, N, S, D] with the sinks added to the softmax of a part."""
     seen_BNSD, lse_BNS = part
     share_BNS = torch.sigmoid(lse_BNS - sinks_N.to(lse_BNS.dtype)[:, None])
     return (seen_BNSD * share_BNS[..., None]).to(seen_BNSD.dtype)

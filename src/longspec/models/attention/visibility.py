@@ -18,9 +18,9 @@ PADDING = -1  # document id of padding, which sees nothing
 
 @dataclass(frozen=True)
 class Segment:
-    """Queries [start, stop) (counted among the S) that stand at the end of the keys [key_start, key_stop) they may see.
+    """Hold queries [start, stop) (among the S) and the keys [key_start, key_stop) that they may see; both ends are aligned.
 
-    The last query sees up to the last key and each query before it one key less, back to `window` keys before its newest.
+    The last query sees up to the last key, and each query before it one key less, back to `window` keys before its newest.
     """
 
     start: int
@@ -37,34 +37,34 @@ class Segment:
 
 @dataclass(frozen=True)
 class Remembering:
-    """What keeps the masks that backends make of it: those of a forward serve all its layers."""
+    """Keep the masks that backends make from it: those of one forward serve all its layers."""
 
     window: int | None = field(default=None, kw_only=True)
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """The result of `make`, cached by key from the first call on."""
+        """Return the result of `make`, cached by key after the first call."""
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]
 
     def windowed(self, window: int | None) -> Self:
-        """A copy with another window."""
+        """Return a copy with another window."""
         return self if window == self.window else self.once(("window", window), lambda: replace(self, window=window))
 
     def to(self, device: torch.device | str | int) -> Self:
-        """A copy on a device, by the name by which accelerate's hooks ask for it, before each layer of a spread target."""
+        """Return a copy on a device. accelerate's hooks call it by this name before each layer of a spread target."""
         held: dict[Any, Any] = {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
         return self.once(("to", device), lambda: replace(self, **{name: x.to(device) for name, x in held.items()}))
 
 
 @dataclass(frozen=True)
 class Visibility(Remembering):
-    """Query i sees key j when j <= i - lag, i - j <= window, and both lie in one document.
+    """Say which keys a query of a text sees: query i sees key j if j <= i - lag, i - j <= window, and both are in one document.
 
     `lag_B` (int64, 0 or more) hides the newest keys, as the target's cache does while drafting. `lag_blocks` = n instead
-    shows keys up to the last whole block of n before the query's own block, counted from the document's start.
-    Documents are runs of one id; they are never read off the positions, which jump inside a document too.
+    shows keys up to the last whole block of n before the query's own block, counted from the document's start. Documents are
+    runs of one id; positions never define them, since they may jump inside a document too.
     """
 
     lag_B: Tensor | None = None
@@ -72,14 +72,14 @@ class Visibility(Remembering):
     document_ids_BT: Tensor | None = None  # PADDING marks padding
 
     def first(self, keys: int) -> "Visibility":
-        """A copy of this visibility for a row's first `keys` tokens alone."""
+        """Return a copy for a row's first `keys` tokens alone."""
         if self.document_ids_BT is None or self.document_ids_BT.shape[1] == keys:
             return self
         ids_BT = self.document_ids_BT[:, :keys]
         return self.once(("first", keys), lambda: replace(self, document_ids_BT=ids_BT))
 
     def bounds_BS(self, queries: int, keys: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """The first and the last key each query sees, int64 [B or 1, S]; the last lies before the first where it sees none."""
+        """Return the first and the last key each query sees, int64 [B or 1, S]; if it sees none, last is below first."""
         i_S = torch.arange(keys - queries, keys, device=device)
         start_BS = torch.zeros(1, 1, dtype=torch.int64, device=device)
         if self.document_ids_BT is not None:
@@ -97,9 +97,9 @@ class Visibility(Remembering):
         return first_BS.contiguous(), last_BS.contiguous()
 
     def segments(self, queries: int, keys: int) -> list[list[Segment]]:
-        """The segments of each row (of one row where all are alike), in order; queries in none of them see nothing.
+        """Return the segments of each row, in order, or of one row if all are alike; queries outside them see nothing.
 
-        With `lag_blocks` a segment's queries see less than its alignment says: the keys of their own block are hidden too.
+        With `lag_blocks` a segment's queries see fewer keys than its alignment says: those of their own block are hidden too.
         """
         return self.once(("segments", queries, keys), lambda: self._segments(queries, keys))
 
@@ -119,7 +119,7 @@ class Visibility(Remembering):
         ]
 
     def _segment(self, span: tuple[int, int], lag: int, before: int) -> Segment | None:
-        """The segment of one document, of whose tokens the first `before` of the row are no queries."""
+        """Return the segment of one document; the first `before` tokens of the row are keys, but no queries."""
         start, stop = span
         first = max(before, start + (self.lag_blocks or lag))
         window = None if self.window is None else self.window - lag
@@ -129,7 +129,7 @@ class Visibility(Remembering):
 
 
 def is_hidden(queries: range, keys: range, window: int | None, device: torch.device) -> Tensor:
-    """Which of the keys each query does not see, [Q, L], by causality and a window; both are places of one document."""
+    """Return which keys each query does not see, [Q, L], by causality and a window; both are places in one document."""
     query_Q1 = torch.arange(queries.start, queries.stop, device=device)[:, None]
     key_L = torch.arange(keys.start, keys.stop, device=device)
     hidden_QL = key_L > query_Q1
@@ -137,26 +137,26 @@ def is_hidden(queries: range, keys: range, window: int | None, device: torch.dev
 
 
 def additive(hidden: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is added to scores: -inf where a key is hidden."""
+    """Return a mask to add to scores: -inf where a key is hidden."""
     return torch.zeros_like(hidden, dtype=dtype).masked_fill_(hidden, -torch.inf)
 
 
 def dense(x: Tensor) -> Tensor:
-    """Kernels read vectors in one piece; gradients may be one number, repeated."""
+    """Return x with contiguous vectors, as kernels need them; gradients may be one repeated number."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def nothing_seen(q_BNSD: Tensor, *keys_and_values: Tensor) -> Tensor:
-    """The attention output where no query sees a key: zeros that hang on all inputs.
+    """Return the attention output if no query sees a key: zeros that depend on all inputs.
 
-    So every parameter gets a gradient, of zeros, for which engines that reduce gradients wait.
+    So every parameter gets a gradient of zeros, which engines that reduce gradients wait for.
     """
     corners = sum((x[:1, :1, :1, :1] * 0.0).sum() for x in keys_and_values)
     return q_BNSD * 0.0 + corners
 
 
 def document_starts(document_ids_BT: Tensor) -> Tensor:
-    """The index at which each token's document starts, int64 [B, T]."""
+    """Return the index at which each token's document starts, int64 [B, T]."""
     index_T = torch.arange(document_ids_BT.shape[1], device=document_ids_BT.device)
     is_start = torch.ones_like(document_ids_BT, dtype=torch.bool)
     is_start[:, 1:] = document_ids_BT[:, 1:] != document_ids_BT[:, :-1]
@@ -164,7 +164,7 @@ def document_starts(document_ids_BT: Tensor) -> Tensor:
 
 
 def document_spans(document_ids_BT: Tensor) -> list[list[tuple[int, int]]]:
-    """(start, stop) of each row's documents, padding left out."""
+    """Return (start, stop) of each row's documents, without padding."""
     rows = []
     for ids_T in document_ids_BT:
         ids, counts = torch.unique_consecutive(ids_T, return_counts=True)
@@ -176,12 +176,12 @@ def document_spans(document_ids_BT: Tensor) -> list[list[tuple[int, int]]]:
 
 @dataclass(frozen=True)
 class TreeVisibility(Remembering):
-    """Which keys each node sees (LongSpec 3.3): its row's prefix and, of the tree, what `tree_BSL` marks.
+    """Say which keys each node of a tree sees (LongSpec 3.3): its row's prefix and the tree keys that `tree_BSL` marks.
 
-    The keys are P of the prefix and then L of the tree. Prefix key t of row b stands at position first_B[b] + t and is there
-    when that is within 0 .. lengths[b] - 1; query s stands at lengths[b] + query_depths_S[s], tree key l at lengths[b] +
-    key_depths_L[l]. Nothing more than `window` positions back is seen. `lengths` and `lengths_B` hold the same numbers, so
-    that neither the host nor the device waits for them; first_B None: 0.
+    The keys are P of the prefix, then L of the tree. Prefix key t of row b has position first_B[b] + t and is valid if that is
+    within 0 .. lengths[b] - 1. Query s has position lengths[b] + query_depths_S[s], tree key l lengths[b] + key_depths_L[l].
+    Keys more than `window` positions back are hidden. `lengths` and `lengths_B` hold the same numbers, so that neither host nor
+    device waits for them; first_B None: 0.
     """
 
     lengths: tuple[int, ...]
@@ -192,19 +192,19 @@ class TreeVisibility(Remembering):
     first_B: Tensor | None = None
 
     def unseen(self, prefix: int) -> int:
-        """How many of the first prefix keys lie before every row's window."""
+        """Return how many of the first prefix keys lie before every row's window."""
         if self.window is None or self.first_B is not None:
             return 0
         return min(prefix, max(0, min(self.lengths) - self.window))
 
     def without(self, first: int) -> "TreeVisibility":
-        """A copy of this visibility for keys without the first ones."""
+        """Return a copy for keys without the first ones."""
         if first == 0:
             return self
         return self.once(("without", first), lambda: replace(self, first_B=torch.full_like(self.lengths_B, first)))
 
     def mask_BST(self, prefix: int) -> Tensor:
-        """Mask, bool: which of the P + L keys each query sees."""
+        """Return which of the P + L keys each query sees, bool."""
         position_BP = torch.arange(prefix, device=self.lengths_B.device)[None]
         if self.first_B is not None:
             position_BP = position_BP + self.first_B[:, None]
@@ -219,7 +219,7 @@ class TreeVisibility(Remembering):
 
 
 def causal_pairs(length: int, window: int | None = None, lag: int = 0) -> int:
-    """Query i sees key j when j <= i - lag and i - j <= window, in a document of `length` tokens."""
+    """Count pairs in a document of `length` tokens where query i sees key j: j <= i - lag and i - j <= window."""
     if window is not None:
         return causal_pairs(length, None, lag) - causal_pairs(length, None, max(window + 1, lag))
     rest = max(0, length - lag)
@@ -227,6 +227,6 @@ def causal_pairs(length: int, window: int | None = None, lag: int = 0) -> int:
 
 
 def block_pairs(length: int, block: int) -> int:
-    """Query i sees the keys before its own block: (i // block) * block of them."""
+    """Count pairs in a document where query i sees the keys before its own block: (i // block) * block of them."""
     whole, rest = divmod(length, block)
     return block * block * (whole * (whole - 1) // 2) + rest * whole * block
