@@ -13,7 +13,7 @@ from longspec.report.numbers import report_numbers
 from longspec.report.page import render
 from longspec.shown import named_path
 
-EVALUATIONS = "evaluation"  # the folder of what a run measures of itself; others are measured apart
+EVALUATIONS = "evaluation"  # the folder of a run's own measurements; others are measured apart
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -35,7 +35,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def make_report(options: argparse.Namespace) -> None:
-    """Read everything, then write the drafts' acceptance beside them, the numbers and the page."""
+    """Read everything, then write acceptance files next to the drafts, the numbers and the page."""
     settings = parse(options.settings)
     target = read_target(options.model_dir)
     vocabularies = {path.resolve().parent: path for path in options.vocabulary}
@@ -52,7 +52,7 @@ def make_report(options: argparse.Namespace) -> None:
     for variant in variants:
         if variant.vocabulary is not None and (warning := variant.vocabulary.low_coverage):
             print(f"WARNING {variant.name}: {warning}")
-    # Chains are chosen by what a run itself is measured on, so of several runs' variants none is told here.
+    # Decoding chooses chains by a run's own measurements, so a page about several runs writes no acceptance files.
     if options.evaluations == EVALUATIONS and len({folder.resolve().parent for _, folder in options.variant}) == 1:
         for variant, (_, folder) in zip(variants, options.variant, strict=True):
             store_acceptance(folder, variant, settings)

@@ -13,13 +13,13 @@ from longspec.report.inputs import Variant
 
 
 def longest_chains(settings: list[Setting]) -> list[Setting]:
-    """Return the longest chain that was measured at each temperature, which tells of all shorter ones."""
+    """Return the longest measured chain of each temperature; its figures cover all shorter ones."""
     chains = sorted((setting for setting in settings if isinstance(setting.shape, int)), key=lambda setting: setting.depth)
     return [longest for _, longest in sorted({setting.temperature: setting for setting in chains}.items())]
 
 
 def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None:
-    """Leave in the final draft's folder how often its chains were kept, and what rounds with each tree brought."""
+    """Write to the final draft's folder how often its chains were kept, and the tokens per round of each tree."""
     final = variant.evaluations[variant.final]
     held: list[Acceptance] = [
         pooled(setting.temperature, [line["positions"] for line in final.by_setting[setting]])
@@ -28,7 +28,7 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
     held += _trees(final, [setting for setting in settings.settings if not isinstance(setting.shape, int)])
     if WITH_LOOKUP in variant.evaluations:
         held += _trees(variant.evaluations[WITH_LOOKUP], settings.settings, settings.with_lookup or 0)
-    # It copies as many tokens as the shape is deep; another engine has a rule of its own, by which ours does not decode.
+    # Prompt lookup copies as many tokens as the shape is deep; other engines do so by their own rules, which ours does not use.
     if LOOKUP in variant.evaluations and settings.engine == OURS:
         for setting in settings.settings:
             found = _trees(variant.evaluations[LOOKUP], [setting])
@@ -38,7 +38,7 @@ def store_acceptance(folder: Path, variant: Variant, settings: Settings) -> None
 
 
 def _trees(found: Evaluation, settings: list[Setting], copied: int = 0) -> Iterator[TreeAcceptance]:
-    """Yield what a drafter's rounds brought at these settings."""
+    """Yield the tokens and rounds of a drafter at each of these settings."""
     for setting in settings:
         tokens, rounds = (sum(line[name] for line in found.by_setting[setting]) for name in ("new_tokens", "rounds"))
         levels = (1,) * setting.shape if isinstance(setting.shape, int) else setting.shape

@@ -15,7 +15,7 @@ OTHER_DEVICES = "measured on other devices"
 
 
 def verdict(found: Row) -> str:
-    """Return whether a paired difference is better: YES and NO are surely so, with a whole interval above or below 0."""
+    """Return the verdict on a paired difference: YES or NO if its whole interval lies above or below 0."""
     if found["difference"] is None:
         return UNMEASURED
     if found["low"] is None:
@@ -26,9 +26,9 @@ def verdict(found: Row) -> str:
 
 
 def judged(found: Row, before: str, other: str) -> Row:
-    """Return a difference, other less before, the way that its reader asks: better, worse and by how much.
+    """Return a difference, other minus before, as its reader asks: which is better, which is worse, and by how much.
 
-    Where none of the two is surely better these are None, and the difference stays as it is.
+    If neither is surely better, `better` and `worse` are None, and the difference keeps its sign.
     """
     told, by, low, high = verdict(found), found["difference"], found["low"], found["high"]
     if told == NO:
@@ -38,9 +38,9 @@ def judged(found: Row, before: str, other: str) -> Row:
 
 
 def answers(pairs: list[tuple[Variant, Variant]], between: list[Row]) -> list[Row]:
-    """Return the answer of each pair of variants: acceptance over all and by task, speed-up, and what differs.
+    """Return the answer for each pair of variants: acceptance over all and by task, speed-up, and what differs.
 
-    between: their final drafts' differences.
+    between: the differences of between_variants.
     """
     rows = []
     for before, other in pairs:
@@ -51,7 +51,7 @@ def answers(pairs: list[tuple[Variant, Variant]], between: list[Row]) -> list[Ro
         speed = difference(faster, slower, faster.of_task(None), ("seconds_plain", "seconds_speculative"))
         row = names | {"acceptance": by_task.pop(None), "tasks": by_task, "differs": differing(before, other)}
         faster_by = judged(speed, before.name, other.name)
-        if _other_devices(before, other):  # of which an interval over records knows nothing
+        if _other_devices(before, other):  # an interval over records does not cover differences of devices
             faster_by |= {"verdict": OTHER_DEVICES, "better": None, "worse": None, "by": speed["difference"]}
             faster_by |= {end: speed[end] for end in ("low", "high")}
         rows.append(row | {"speed_up": faster_by})
@@ -59,15 +59,15 @@ def answers(pairs: list[tuple[Variant, Variant]], between: list[Row]) -> list[Ro
 
 
 def _other_devices(before: Variant, other: Variant) -> bool:
-    """Tell whether speeds are known to be of other devices."""
+    """Tell whether the two speeds are known to be from different devices."""
     return bool(before.machine and other.machine) and before.machine != other.machine
 
 
 def differing(before: Variant, other: Variant) -> list[Row]:
     """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance and devices.
 
-    A key that differs in the same way in several stages stands once. Of two methods the names are told: that each has settings
-    and a class of its own follows from them. Not what provenance says of stages, files and the choice: the page tells them.
+    A key that differs in the same way in several stages is listed once. If the methods differ only their names are listed: they
+    imply other settings and another class. Provenance of stages, files and the choice is left out: the page shows it elsewhere.
     """
     method = [variant.stages[-1].recipe.method.name for variant in (before, other)]
     rows: dict[str, Row] = {}

@@ -12,7 +12,7 @@ TITLE = "tokens a round, the target's own included, with their 95 % interval; ti
 
 
 def lines(run: str, given: str | None = None) -> list[str]:
-    """Return the lines of a run of this folder; none before its report is there. given: its file, if not its name."""
+    """Return the closing lines of the run in this folder; none before its report exists. given: its file, if not its name."""
     numbers = Path(f"results/{run}/report.json")
     if not numbers.is_file():
         return []
@@ -39,7 +39,7 @@ def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]
 
 
 def _next(run: str, draft: Path) -> list[str]:
-    """Return how to see the draft at work, and how to serve it where an engine loads it."""
+    """Return the commands to see the draft at work, and to serve it if an engine loads it."""
     if not (draft / "config.json").is_file():
         return []
     config = read_json(draft / "config.json")

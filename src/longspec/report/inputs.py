@@ -17,12 +17,12 @@ from longspec.measure import lines
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings
 
-MACHINE = ("device", "ranks")  # of an evaluation's identity
+MACHINE = ("device", "ranks")  # keys of an evaluation's identity
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One trained stage. recipe: the frozen section, typed by config.Recipe."""
+    """Hold one trained stage. recipe: the frozen section, typed by config.Recipe."""
 
     name: str
     recipe: Any
@@ -30,7 +30,7 @@ class Stage:
 
     @property
     def data(self) -> str:
-        """Return its data in words."""
+        """Return the names of its data, as text."""
         return mix_told(self.recipe.data.name)
 
     @property
@@ -38,17 +38,17 @@ class Stage:
         return list(mix_of(self.recipe.data.name))
 
     def total(self, name: str) -> Any:
-        """Return the sum of a number over all steps."""
+        """Return the sum of a metric over all steps."""
         return sum(row[name] for row in self.metrics)
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One variant of the run: its stages in training order and what each drafter did.
+    """Hold one variant of a run: its stages in training order, and the measurements of each drafter.
 
-    evaluations: of the baselines, the stages in order, the final draft with lookup where it was measured; final: the stage that
-    is published; vocabulary: None where the draft proposes all of the target's tokens; machine: the device that its final
-    draft was measured on, and how many.
+    evaluations: of the baselines, the stages in order, and the final draft with lookup if measured; final: the published
+    stage; vocabulary: None if the draft proposes all of the target's tokens; machine: device and number of ranks on which its
+    final draft was measured.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Variant:
 
     @property
     def baselines(self) -> list[str]:
-        """Return the drafters that no stage has trained."""
+        """Return the names of the drafters that no stage has trained."""
         return [name for name in (*BASELINES, IMPORTED) if name in self.evaluations]
 
 
@@ -79,12 +79,12 @@ def read_stage(folder: Path) -> Stage:
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:
-    """Read what the final draft in a variant's folder says of its making."""
+    """Read provenance.json of the final draft in a variant's folder."""
     return read_json(folder / "final_draft" / "provenance.json")
 
 
 def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
-    """Return by dataset the records that have chosen the published stage of one of these variants, given by their folders."""
+    """Return, by dataset, the records that chose the published stage of any of these variants. folders: theirs."""
     found: dict[str, set[int]] = {}
     for folder in folders:
         for data, numbers in read_provenance(folder).get(FINAL, {}).get("records", {}).items():
@@ -95,9 +95,9 @@ def records_that_chose(folders: Iterable[Path]) -> dict[str, set[int]]:
 def read_variant(
     name: str, folder: Path, settings: Settings, vocabulary: Path | None, measured: str, records: Mapping[str, Collection[int]]
 ) -> Variant:
-    """Read all of a variant's files; `vocabulary`: that of its draft, where it has one; measured: the folder of measurements.
+    """Read all of a variant's files. vocabulary: its draft's file, if it has one; measured: name of the measurements' folder.
 
-    records: by dataset those that are not told. Raises ValueError for measurements of other settings or prompts.
+    records: by dataset, those to leave out. Raises ValueError for measurements of other settings or prompts.
     """
     provenance = read_provenance(folder)
     stages = [read_stage(folder / stage) for stage in provenance["order"]]
@@ -117,7 +117,7 @@ def read_variant(
 
 
 def read_target(model_dir: Path) -> dict[str, Any]:
-    """Read what the page tells of a target: name, source, its manifest's hash, and its config.json, found through that."""
+    """Read what the page shows of a target: name, source, its manifest's hash, and config.json from the manifest's path."""
     path = model_dir / "target_manifest.json"
     manifest = read_json(path)
     config = read_json(Path(manifest["path"]) / "config.json")

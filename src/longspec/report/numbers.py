@@ -34,10 +34,10 @@ def by_context(found: Evaluation, settings: Settings) -> list[Row]:
 
 
 def speed(found: Evaluation, settings: Settings) -> Row:
-    """Return the measured speed-up with interval, shares of the speculative time, cost of a draft step and of a verification.
+    """Return the measured speed-up with interval, shares of the speculative time, and costs of a draft step and a verification.
 
-    Both costs are in plain steps; a draft step is a token of a chain or a level of a tree; None for trees by a budget, whose
-    rounds have as many levels as pay. Shares and costs are None where the engine does not tell draft and target apart.
+    Both costs are in plain steps. A draft step is a token of a chain or a level of a tree; None for trees with a budget, whose
+    number of levels varies. Shares and costs are None if the engine does not report draft and target apart.
     """
     plain, speculative = float(found["seconds_plain"].sum()), float(found["seconds_speculative"].sum())
     draft, target = (float(found[name].sum()) for name in ("seconds_draft", "seconds_target"))
@@ -74,9 +74,9 @@ def improvements(variant: Variant, settings: Settings) -> list[Row]:
 
 
 def lossless(variant: Variant) -> Row:
-    """Sum tokens compared with plain greedy decoding over all drafters and shapes, mismatches, and those proven near-ties.
+    """Sum tokens compared with plain greedy decoding, mismatches and proven near-ties, over all drafters and shapes.
 
-    largest_margin: of all mismatches the widest gap of the target's two logits, as a share of what a near-tie may have.
+    largest_margin: the largest gap of the target's two logits among all mismatches, divided by the near-tie's limit.
     """
     lines = [line for found in variant.evaluations.values() for line in found.lines]
     sums = {name: sum(line[name] for line in lines) for name in SUMS[2:]}
@@ -87,14 +87,14 @@ def lossless(variant: Variant) -> Row:
 
 
 def paired(variants: list[Variant]) -> list[tuple[Variant, Variant]]:
-    """Return pairs of each further variant behind what it is compared with: the other run's of its name, else the first."""
+    """Return pairs (compared with, variant) for all but the first: the earlier variant of the same name, else the first."""
     own = [variant.name.rpartition("/")[2] for variant in variants]
     before = [own.index(name) if name in own[:number] else 0 for number, name in enumerate(own)]
     return [(variants[at], variant) for at, variant in list(zip(before, variants, strict=True))[1:]]
 
 
 def between_variants(variants: list[Variant], settings: Settings) -> list[Row]:
-    """Return the difference of the final drafts, and of the drafts of one name, of paired variants, by task and over all."""
+    """Return, for paired variants, differences of the final drafts and of drafters of one name, by task and over all."""
     rows = []
     for before, other in paired(variants):
         same = {name: (name, name) for name in before.evaluations if name in other.evaluations and name != LOOKUP}
@@ -108,7 +108,7 @@ def between_variants(variants: list[Variant], settings: Settings) -> list[Row]:
 
 
 def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | None]) -> Row:
-    """Return what a report tells of a variant, by its name there; most of it by drafter."""
+    """Return a report's figures of a variant, by their names there; most of them by drafter."""
     drafters, held = variant.evaluations, variant.vocabulary
     final = drafters[variant.final]
     all_P = final.of_task(None)
@@ -134,7 +134,7 @@ def figures_of(variant: Variant, settings: Settings, gates: dict[str, float | No
 
 
 def report_numbers(run: str, variants: list[Variant], settings: Settings, gates: dict[str, float | None]) -> Row:
-    """Return all measured numbers that the page shows, which are the content of report.json."""
+    """Return all measured numbers that the page shows: the content of report.json."""
     found = {variant.name: figures_of(variant, settings, gates) for variant in variants}
     between = between_variants(variants, settings)
     by_part = {part: {name: numbers[part] for name, numbers in found.items()} for part in found[variants[0].name]}

@@ -18,14 +18,14 @@ Manifest = dict[str, Any]
 
 
 def environment() -> Environment:
-    """Set up Jinja2 with autoescape on, undefined names an error, and characters that nobody sees as signs."""
+    """Set up Jinja2: autoescape on, undefined names are errors, and invisible characters are made visible."""
     made = Environment(
         loader=PackageLoader("longspec", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=lambda value: shown.lines(value) if type(value) is str else value,  # names may hold what no reader sees
+        finalize=lambda value: shown.lines(value) if type(value) is str else value,  # names may hold invisible characters
     )
     made.filters.update(
         {
@@ -50,7 +50,7 @@ def environment() -> Environment:
 
 
 def samples_of(variant: Variant) -> dict[str, list[dict[str, Any]]]:
-    """Return by drafter the lines of the main setting that hold a text; a drafter without one is left out."""
+    """Return, by drafter, the lines of the main setting that hold a sample text; drafters without one are left out."""
     found = {name: [line for line in one.main_lines if "sample" in line] for name, one in variant.evaluations.items()}
     return {name: lines for name, lines in found.items() if lines}
 
@@ -64,8 +64,8 @@ def render(
     packed: list[Manifest],
     answered: list[Manifest],
 ) -> str:
-    """Return the whole page as HTML text. answered: of the datasets whose questions the target has answered."""
-    first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # alike for all variants
+    """Return the whole page as HTML text. answered: manifests of datasets with answers by the target."""
+    first, left_out = (numbers[part][variants[0].name] for part in ("variants", "left_out"))  # the same for all variants
     measured = {task: found["prompts"] + left_out.get(task, 0) for task, found in first[UNTRAINED].items()}
     trained = [stage.recipe for variant in variants for stage in variant.stages]
     page = environment().get_template("report/pages/page.html.j2")

@@ -17,7 +17,7 @@ from longspec.report.inputs import Stage, Variant
 from longspec.report.style import COLOUR, DASHED, drafter_colour, panels, quiet, to_svg
 
 FloatArray = npt.NDArray[np.float64]
-POINTS = 800  # drawn per curve at most: more than a panel has pixels
+POINTS = 800  # points drawn per curve at most: more than a panel has pixels
 NAMES = {
     UNTRAINED: "untrained draft",
     LOOKUP: "prompt lookup",
@@ -27,14 +27,14 @@ NAMES = {
 
 
 def drafter_name(drafter: str) -> str:
-    """Return how the page calls a drafter."""
+    """Return the page's name of a drafter."""
     return NAMES.get(drafter, drafter)
 
 
 def draw_line(axes: Axes, values: list[Any], offset: float, colour: str, label: str) -> None:
-    """Draw a line of figures with their intervals, one at each whole number, a little beside it.
+    """Draw a line of figures with their intervals, at whole numbers plus `offset`.
 
-    A point is hollow where there are too few records for an interval.
+    A point is hollow if it has too few records for an interval.
     """
     places = [place + offset for place in range(len(values))]
     axes.plot(places, [value["mean"] for value in values], color=colour, linewidth=1.0, alpha=0.55, label=label)
@@ -86,10 +86,10 @@ def smooth(values_T: FloatArray) -> FloatArray:
 
 
 def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Return steps and draft loss [T] of steps with a finite loss, and the target's loss there.
+    """Return steps and draft loss [T] of the steps with a finite loss, and the target's loss there.
 
-    Both are in nats a token: metrics.jsonl has the draft's with the weights of its steps, and the target's without them. The
-    target's is nan where it was not measured, and beside a draft's loss that is not in nats.
+    Both are in nats per token: metrics.jsonl has the draft's with its steps' weights, and the target's without them. The
+    target's is nan if it was not measured, or if the draft's loss is not in nats.
     """
     weight = methods.loss_weight(stage.recipe)
     columns = np.array([[row["step"], row["loss"], row["llm_loss"]] for row in stage.metrics], dtype=float)
@@ -98,14 +98,14 @@ def curves(stage: Stage) -> tuple[FloatArray, FloatArray, FloatArray]:
 
 
 def loss_unit(stage: Stage) -> str:
-    """Return what a stage's loss is counted in."""
+    """Return the unit of a stage's loss."""
     return "weighted loss" if methods.loss_weight(stage.recipe) is None else "loss, nats per token"
 
 
 def losses(variant: Variant) -> Markup:
-    """Draw a panel per stage, each with its own y axis, for stages train on different kinds of text.
+    """Draw a panel per stage, each with its own y axis, since stages train on different kinds of text.
 
-    Each step's loss is faint, the smoothed one on top, the target's own loss dashed.
+    Each step's loss is faint, the smoothed one is on top, the target's own loss is dashed.
     """
     with quiet():
         figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
@@ -120,7 +120,7 @@ def losses(variant: Variant) -> Markup:
 
 
 def _loss_panel(axes: Axes, stage: Stage, colour: str) -> None:
-    """Draw a stage's loss and the target's, of at most about POINTS points each, from below both to above both."""
+    """Draw a stage's loss and the target's, at most about POINTS points each, with room below and above."""
     step_T, loss_T, target_T = curves(stage)
     if not len(loss_T):
         return

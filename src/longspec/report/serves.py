@@ -27,12 +27,12 @@ from longspec.shown import named_path
 Row = dict[str, Any]
 TITLES = {OURS: f"{OURS}, our loop"} | {name: engine.title for name, engine in ENGINES.items()}
 # A position's acceptance: of the rounds that kept all drafted tokens before it, the share that kept it too. Suffix: P prompts.
-LESS = 0.02  # share of our acceptance that an engine may lose
+LESS = 0.02  # the share of our acceptance that an engine may lose
 SHARE, LENGTH = "acceptance", "acceptance length"  # what a row of the gate compares
 
 
 def on_tasks(found: Evaluation, tasks: Collection[str]) -> Evaluation:
-    """Return the measurements of some tasks, of the main setting."""
+    """Return the measurements of some tasks, in the main setting."""
     chosen_P = np.isin(found["task"], list(tasks))
     lines = [line for line in found.main_lines if line["task"] in tasks]
     columns = {name: column_P[chosen_P] for name, column_P in found.columns.items()}
@@ -40,12 +40,12 @@ def on_tasks(found: Evaluation, tasks: Collection[str]) -> Evaluation:
 
 
 def depth(found: Evaluation) -> int:
-    """Return the number of drafted tokens of a round."""
+    """Return the number of drafted tokens in a round."""
     return len(found.main_lines[0]["positions"])
 
 
 def ratio(over: str, under: str, *found: Evaluation) -> Row | None:
-    """Return a ratio of two columns over all prompts; of two measurements the first less the second. None without a round."""
+    """Return a ratio of two columns over all prompts; for two measurements, first minus second. None without a round."""
     with suppress(ValueError):
         return ratio_of(found[0].of_task(None), *((one, over, under) for one in found))
     return None
@@ -54,8 +54,8 @@ def ratio(over: str, under: str, *found: Evaluation) -> Row | None:
 def judge(title: str, ours: Evaluation, served: Evaluation) -> list[Row]:
     """Return a row for each position, and one for the tokens of a round: ours, the engine's, share lost, verdict.
 
-    A row fails where the whole 95 % interval of the difference, record by record, lies below -LESS of ours. `passed` is None
-    where too few records were measured, and `why` says so. The rows are those of measure/gates.py.
+    A row fails if the whole 95 % interval of the difference, record by record, lies below -LESS of ours. `passed` is None if
+    too few records were measured; `why` gives the reason. The rows are like those of measure/gates.py.
     """
     asked = [(f"token {place + 1}", SHARE, f"kept {place}", f"reached {place}") for place in range(depth(ours))]
     rows = []
@@ -72,25 +72,25 @@ def judge(title: str, ours: Evaluation, served: Evaluation) -> list[Row]:
 
 
 def _row(title: str, what: str, figure: str) -> Row:
-    """Return a comparison before anything is compared."""
+    """Return a comparison without figures."""
     row: Row = {"gate": title, "task": None, "what": what, "figure": figure, "limit": LESS}
     return row | dict.fromkeys(("before", "after", "lost", "difference", "passed"))
 
 
 def unmeasured(title: str, fault: Row) -> Row:
-    """Return the row of an engine that has no measurements: not judged where it refuses, failed where its text is wrong."""
+    """Return the row of an engine without measurements: not judged if it refuses, failed if its text is wrong."""
     passed = False if fault["failed"] else None
     return _row(title, "measurement", SHARE) | {"passed": passed, "why": fault[FAULT]}
 
 
 def same_texts(ours: Evaluation, served: Evaluation) -> int:
-    """Return how many prompts have the same text in both; texts part after a near-tie, and where rounding differs."""
+    """Return how many prompts have the same text in both, up to the shorter; near-ties and rounding make texts differ."""
     pairs = zip(ours.main_lines, served.main_lines, strict=True)
     return sum(all(a == b for a, b in zip(one["tokens"], other["tokens"], strict=False)) for one, other in pairs)
 
 
 def training_row(stage: Stage, places: int) -> Row | None:
-    """Return a stage's last estimate on held-out rows, of so many positions at most; None where none was made."""
+    """Return a stage's last estimate on held-out rows, for at most `places` positions; None if none was made."""
     found = next((row for row in reversed(stage.metrics) if row.get("held_out")), None)
     if found is None:
         return None
@@ -112,7 +112,7 @@ def engine_row(name: str, found: Evaluation, ours: Evaluation) -> Row:
 
 
 def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:
-    """Return our own loop and the engines by the tasks that these were measured on: one group for each set of tasks."""
+    """Return our own loop with the engines measured on the same tasks: one group for each set of tasks."""
     by_tasks: dict[tuple[str, ...], list[str]] = {}
     for name, found in served.items():
         by_tasks.setdefault(tuple(dict.fromkeys(found["task"].tolist())), []).append(name)
@@ -128,7 +128,7 @@ def groups(ours: Evaluation, served: dict[str, Evaluation]) -> list[Row]:
 
 
 def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
-    """Return the numbers of a variant; standings: of each engine, as workflow/serves.py says."""
+    """Return the numbers of a variant. standings: of each engine, from workflow/serves.py."""
     measured = {
         name: folder / "serves" / f"{name}.jsonl" for name, standing in standings.items() if standing["section"] is not None
     }
@@ -150,7 +150,7 @@ def variant_numbers(folder: Path, standings: dict[str, Row]) -> Row:
 
 
 def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str, dict[str, Row]]) -> Row:
-    """Return all that the page shows, which is the content of serves.json; its gates as those of a report."""
+    """Return all that the page shows, the content of serves.json; its gates have the form of a report's."""
     found = {variant: variant_numbers(folder, standings[variant]) for variant, folder in folders}
     gates = {
         variant: [row for group in held["groups"] for row in group["gates"]]
@@ -161,7 +161,7 @@ def page_numbers(run: str, folders: list[tuple[str, Path]], standings: dict[str,
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Read what was measured, and write the page and its numbers."""
+    """Read the measurements, and write the page and its numbers."""
     parser = argparse.ArgumentParser(prog="python -m longspec.report.serves", description=__doc__)
     parser.add_argument("--run", required=True, help="the run's name")
     parser.add_argument("--variant", required=True, action="append", type=named_path, help="NAME=FOLDER; repeat it")

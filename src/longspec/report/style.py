@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 WIDTH = 9.6  # inches; the page scales every figure to its own width
-STAGES = 5  # colours for stages; further ones begin again
+STAGES = 5  # number of colours for stages; further stages reuse them
 NAMES = ("ink", "muted", "line", "paper", "untrained", "lookup", "imported", "with-lookup")
-# Each CSS variable's placeholder, which occurs nowhere else in matplotlib's output.
+# Each CSS variable's placeholder colour, which occurs nowhere else in matplotlib's output.
 COLOUR = {name: f"#0{n:x}0101" for n, name in enumerate([*NAMES, *(f"stage-{n + 1}" for n in range(STAGES))])}
 DASHED = (0, (4, 2))
 
@@ -62,21 +62,21 @@ def quiet() -> AbstractContextManager[None]:
 
 
 def drafter_colour(drafter: str, stages: list[str]) -> str:
-    """Return a drafter's colour, the same in every figure: the baselines have their own, stages go by their order."""
+    """Return a drafter's colour, the same in every figure: baselines have their own, stages get theirs by order."""
     if drafter in stages:
         return COLOUR[f"stage-{stages.index(drafter) % STAGES + 1}"]
     return COLOUR[drafter]
 
 
 def panels(widths: list[float], height: float, *, common: bool = True) -> tuple[Figure, list[Axes]]:
-    """Return a row of panels, with a common y axis or each its own; `height` in inches."""
+    """Return a row of panels, with a common y axis or one each; height: inches; widths: relative."""
     figure = Figure(figsize=(WIDTH, height), layout=ConstrainedLayoutEngine(w_pad=0.08, wspace=0.03))
     axes = figure.subplots(1, len(widths), sharey=common, squeeze=False, width_ratios=widths)
     return figure, list(axes[0])
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Return the figure as an inline SVG element; ids differ between names, equal figures give equal text."""
+    """Return the figure as an inline SVG element; ids differ between names, and equal figures give equal text."""
     buffer = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.id": None}):
         figure.savefig(buffer, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))

@@ -8,8 +8,8 @@ from longspec import methods
 from longspec.config import plain
 from longspec.report.inputs import Stage, Variant
 
-# The recipe's main keys as the page calls them. Those of its method follow, then others that differ between stages by their
-# own names.
+# The recipe's main keys with the page's titles. The method's keys follow, then other keys that differ between stages, under
+# their own names.
 RECIPE_ROWS = {
     "data.name": "data",
     "data.sequence_length": "row length, tokens",
@@ -38,11 +38,11 @@ def _shown(value: Any) -> str:
 
 
 def recipe_table(variant: Variant) -> dict[str, Any]:
-    """Return stages as columns, settings as rows; each cell (text, differs from the stage before)."""
+    """Return stages as columns, settings as rows; each cell is (text, whether it differs from the stage before)."""
     contents = [(stage.data, plain(stage.recipe)) for stage in variant.stages]
     recipes = [flatten(recipe | {"data": recipe["data"] | {"name": told}}) for told, recipe in contents]
     method = methods.settings_of(variant.stages[0].recipe.method.name)
-    own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row, of each stage
+    own = list(zip(*(method.told(stage.recipe) for stage in variant.stages), strict=True))  # by row: the cells of all stages
     covered = {*RECIPE_ROWS, *HIDDEN, "steps"} | {key for row in own for key in row[0][0]}
     differing = [key for key in sorted(set().union(*recipes)) if len({str(recipe.get(key)) for recipe in recipes}) > 1]
     rows = [(title, [_shown(recipe.get(key)) for recipe in recipes]) for key, title in RECIPE_ROWS.items()]
@@ -67,7 +67,7 @@ def recipe_table(variant: Variant) -> dict[str, Any]:
 
 
 def _counted(stages: list[Stage], title: str, name: str) -> list[tuple[str, list[str]]]:
-    """Return the shares of the trained tokens by their sources, as counted step by step; no row where nothing was counted."""
+    """Return the shares of the trained tokens by source, as counted step by step; no row if nothing was counted."""
     cells = []
     for stage in stages:
         counts = Counter[str]()
@@ -79,6 +79,6 @@ def _counted(stages: list[Stage], title: str, name: str) -> list[tuple[str, list
 
 
 def provenance_table(variant: Variant, target: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return all that the final draft's provenance says, and the target manifest's hash."""
+    """Return all of the final draft's provenance, and the target manifest's hash."""
     rows = [(key, "none" if value is None else str(value)) for key, value in flatten(variant.provenance).items()]
     return [*rows, ("target_manifest.json, SHA-256", target["manifest_hash"])]
