@@ -16,7 +16,7 @@ from longspec.states.build import Computation, build, rows_of
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the command line."""
+    """Return the command line's parser."""
     parser = argparse.ArgumentParser(prog="python -m longspec.states", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     builder = add_verb(verbs, "build", "store the states of a shard of packed rows, or of held-out rows")
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Run one rank; what is wrong with what a user gave is one line."""
+    """Run one rank; report a user's mistake in one line."""
     options, code = parser().parse_args(), 0
     try:
         ranks, recipe, runtime = find_ranks(), load(options.recipe, Recipe), load(options.runtime, Runtime)

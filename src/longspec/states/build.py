@@ -30,13 +30,13 @@ from longspec.states.forward import TargetStates
 from longspec.states.load import SHARD, load_states, part_name
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_TOKENS
 
-PART_BYTES = 128 * 2**20  # of one file; less than twice that where rows do not fit evenly
+PART_BYTES = 128 * 2**20  # bytes of one file; less than twice that if rows do not fit evenly
 
 
 def rows_of(folder: Path, packed: PackedRows) -> tuple[RowSource, range]:
-    """Return the rows that a folder's name says: 0-of-4, those of the first of four shards, or held-out-8, that many held out.
+    """Return the rows that a folder's name describes: 0-of-4: the first of four shards; held-out-8: 8 held-out rows.
 
-    A shard has none where there are fewer rows than shards. Raises ValueError for another name.
+    A shard may be empty if there are fewer rows than shards. Raises ValueError for any other name.
     """
     found = re.fullmatch(r"(\d+)-of-(\d+)|held-out-(\d+)", folder.name)
     if found and found[3]:
@@ -49,12 +49,12 @@ def rows_of(folder: Path, packed: PackedRows) -> tuple[RowSource, range]:
 
 
 class Computation:
-    """The target, and what is stored of its states of some rows. All ranks make the same forwards at the same time."""
+    """Compute what is stored of the target's states of some rows. All ranks run the same forwards at the same time."""
 
     def __init__(
         self, recipe: Any, runtime: Any, target: Path, source: RowSource, vocabulary: Path | None, device: torch.device
     ) -> None:
-        """Raises ValueError for what does not fit, with the key."""
+        """Check that everything fits. Raises ValueError, with the key, if it does not."""
         self.runtime, self.source, self.device = runtime, source, device
         self.target_path, self.dtype, self.top_k = checked_folder(target), resolve_dtype(recipe.precision), recipe.states.top_k
         self.config = checked_config(self.target_path, recipe)
@@ -69,7 +69,7 @@ class Computation:
 
     @cached_property
     def states(self) -> TargetStates:
-        """The target, loaded where it is first asked for: a shard that is whole needs none."""
+        """Return the target, loaded at first use: a shard that is whole needs none."""
         states = load_states(self.target_path, self.config, self.runtime, self.device, self.dtype)
         states.follow(self.device)
         return states
@@ -81,7 +81,7 @@ class Computation:
         ids, documents = ids.to(self.device), None if documents is None else documents.to(self.device)
         found = self.states(ids, positions.to(self.device), documents, self.names)
         if BEST_TOKEN in self.stored:
-            next_N = ids.roll(-1, dims=1).flatten()  # behind a row's last token its first
+            next_N = ids.roll(-1, dims=1).flatten()  # after a row's last token comes its first
             k, temperature, head = self.top_k or 1, self.declaration["temperature"] or 1.0, self.states.head_weight
             with self.states.gather([head]):
                 top = top_k_of(found[FINAL].flatten(0, 1), head, k, self.ids_V, temperature, next_N)
@@ -89,27 +89,27 @@ class Computation:
         return {name: tensor.cpu() for name, tensor in encode(found, self.stored).items()}
 
     def part(self, rows: range, size: int) -> dict[str, Tensor]:
-        """Compute a part's rows by as many forwards of whole micro batches as every other's, the last row again and again."""
+        """Compute a part's rows; all parts have as many forwards of whole micro batches, padded with the last row."""
         each, last = self.runtime.micro_batch, rows.stop - 1
         found = [self.of([min(rows.start + row, last) for row in range(start, start + each)]) for start in range(0, size, each)]
         return {name: torch.cat([tensors[name] for tensors in found])[: len(rows)] for name in found[0]}
 
 
 def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Path:
-    """Build a shard in a folder, which all ranks call; return the path of its shard.json, which comes last."""
+    """Build a shard in a folder; all ranks call this. Return the path of its shard.json, which is written last."""
     whole_hash, began = hash_of(computation.declaration), time.monotonic()
-    # About as many rows in each part; whatever the micro batch, so that it may change.
+    # Parts have about equal numbers of rows, independent of the micro batch, so that it may change.
     bytes_of_rows = len(rows) * bytes_a_token(computation.stored) * computation.source.sequence_length
     each = max(1, ceil(len(rows) / max(1, ceil(bytes_of_rows / PART_BYTES))))
     parts = [rows[start : start + each] for start in range(0, len(rows), each)]
     missing = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks)
-    with ThreadPoolExecutor(1) as pool:  # the target does not wait for the disk
+    with ThreadPoolExecutor(1) as pool:  # the target need not wait for the disk
         writing = pool.submit(lambda: None)
         for first in range(0, len(missing), ranks.world_size):
-            # A rank without a part of its own computes one for nothing: a target that ranks share needs all of them.
+            # A rank without a part of its own computes one without writing it: a shared target needs all ranks.
             own = missing[min(first + ranks.rank, len(missing) - 1)]
             tensors = computation.part(own, len(parts[0]))
-            writing.result()  # raises what went wrong there
+            writing.result()  # raises the writer's error
             if first + ranks.rank < len(missing):
                 writing = pool.submit(_write, out / part_name(own), tensors, whole_hash)
             done = sum(map(len, missing[: first + ranks.world_size]))
@@ -124,7 +124,7 @@ def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Pat
 
 
 def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]:
-    """Return the parts that are to be computed; files of rows that are none of these, or not whole, are removed."""
+    """Return the missing parts. Files of rows that belong to no part, or are not whole, are removed."""
     out.mkdir(parents=True, exist_ok=True)
     names = {part_name(part) for part in parts}
     remove_strays(*(out / name for name in names))
@@ -133,13 +133,13 @@ def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]
             path.unlink()
     missing = [part for part in parts if not (out / part_name(part)).exists()]
     if missing:
-        (out / SHARD).unlink(missing_ok=True)  # of other files of the same names
+        (out / SHARD).unlink(missing_ok=True)  # it describes other files with the same names
     log(f"{out}: {len(parts) - len(missing)} of {len(parts)} files of rows are there")
     return missing
 
 
 def _is_whole(path: Path, whole_hash: str) -> bool:
-    """Tell whether a file is whole and holds states of this declaration."""
+    """Tell whether a file is whole and holds states of this declaration. whole_hash: of the declaration."""
     with suppress(SafetensorError), safe_open(path, framework="pt") as file:
         return (file.metadata() or {}).get("declaration") == whole_hash
     return False

@@ -1,7 +1,7 @@
 """Declare what stored states are made of, the rows, the target and which tensors are kept, and encode a forward's so.
 
-Stored tensors are [B, S, *shape], those of a forward as of tensors.py. Errors of storage: bfloat16 at most 2^-8 of an element,
-float8 (e4m3) 2^-4 of it, or 2^-18 of the largest of its token and head where that is more, float32 none.
+Stored tensors are [B, S, *shape]; those of a forward are as in tensors.py. Errors of storage: bfloat16 at most 2^-8 of an
+element; float8 (e4m3) 2^-4 of it, or 2^-18 of the largest in its token and head if that is more; float32 none.
 
 Shapes: B rows, S tokens of a row, K key/value heads, D head width; N tokens, C tokens of a chunk, H hidden width, T target's
 vocabulary, V the tokens that the distributions are over, k likeliest of them.
@@ -28,19 +28,19 @@ from longspec.models import losses
 from longspec.models.target_config import read_target_config
 from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_LOG_PROBS, TOP_TOKENS, VALUES, token_shape
 
-FLOAT8 = "float8"  # of recipe.states.dtype
-WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # as safetensors names them
+FLOAT8 = "float8"  # a value of recipe.states.dtype
+WORDS = {"bfloat16": "BF16", FLOAT8: "F8_E4M3", "float32": "F32"}  # safetensors' names
 E4M3 = torch.float8_e4m3fn
 DTYPES = {"F8_E4M3": E4M3, "BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
 LEAST_SCALE = torch.finfo(torch.float32).tiny
 SCALE = ".scale"
-# float16: log-probabilities lie mostly between -64 and 0, where it is at most 0.016 off, bfloat16 0.13.
+# float16: log-probabilities lie mostly between -64 and 0; there its error is at most 0.016, bfloat16's 0.13.
 TOP_DTYPES = dict(zip(TOP, ("I32", "F16", "F32", "I32", "F32"), strict=True))
-Tensors = dict[str, list[Any]]  # of the files: [rows, S, *shape] by name, as [dtype as safetensors names it, *shape]
+Tensors = dict[str, list[Any]]  # of the files: name -> [dtype in safetensors' name, *shape], for a tensor [rows, S, *shape]
 
 
 class RowSource:
-    """Rows by their numbers from 0: those that a stage trains on, or held-out ones. hash: of all that the rows are."""
+    """Hold rows by their numbers from 0: those that a stage trains on, or held-out ones. hash: of their content."""
 
     def __init__(self, packed: PackedRows, held_out: Sequence[Row] | None = None) -> None:
         self.rows: Any = packed if held_out is None else held_out
@@ -50,7 +50,7 @@ class RowSource:
         self.hash = packed.data_hash if held_out is None else hashlib.sha256(ids).hexdigest()
 
     def batch(self, numbers: Sequence[int]) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return what the target is asked with, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
+        """Return the target's input, int64 [B, S]: ids, plain positions, documents (None: each row is one text)."""
         rows = [self.rows[number] for number in numbers]
         names = ("input_ids_S", "position_ids_S", "document_ids_S")
         ids_BS, positions_BS, documents_BS = (torch.from_numpy(stacked(rows, name)) for name in names)
@@ -58,11 +58,11 @@ class RowSource:
 
 
 def stored_tensors(config: Any, reads: Sequence[str], dtype: str, top_k: int | None) -> Tensors:
-    """Return the tensors of a target that are stored for those that a method reads (Method.reads); dtype, top_k: of the recipe.
+    """Return the stored tensors for those that a method reads (Method.reads). dtype, top_k: from the recipe.
 
-    float8 brings a float32 scale a token and head, [K] of keys [K, D] and [] of a hidden state [H], and the most likely token
-    as it was before the rounding: it decides which tokens have a loss where a draft has a vocabulary of its own. With top_k
-    the likeliest tokens take the place of `final`.
+    float8 adds a float32 scale for each token and head, [K] for keys [K, D] and [] for a hidden state [H]. It also adds the
+    most likely token before rounding, which decides which tokens have a loss if a draft has its own vocabulary. With top_k the
+    likeliest tokens replace `final`.
     """
     found: Tensors = {}
     for name in reads:
@@ -79,7 +79,7 @@ def stored_tensors(config: Any, reads: Sequence[str], dtype: str, top_k: int | N
 
 
 def bytes_a_token(tensors: Tensors) -> int:
-    """Return the bytes of one token in the files, whose headers come to far below a thousandth."""
+    """Return the bytes of one token in the files; their headers add far less than a thousandth."""
     return sum(DTYPES[dtype].itemsize * prod(shape) for dtype, *shape in tensors.values())
 
 
@@ -89,7 +89,7 @@ def hash_of(plain: Any) -> str:
 
 
 def target_hash(manifest: Path) -> str:
-    """Return the hash of a target's files alone: its manifest also says how long the target was trained."""
+    """Return the hash of a target's files alone; its manifest also holds how long training took."""
     return hash_of(read_json(manifest)["files"])
 
 
@@ -102,7 +102,7 @@ def checked_config(target_path: str, recipe: Any) -> Any:
     check_family_named(recipe, config.model_type, target_path)
     settings_of(recipe.method.name).fits(recipe, config.num_hidden_layers, config.vocab_size)
     method, settings = method_of(recipe)
-    with torch.device("meta"):  # a shape that no layer has is refused before states of days are stored
+    with torch.device("meta"):  # refuses an impossible shape before days of computing states
         method.layer(config, settings)
     length, positions = recipe.data.sequence_length, position_limit(config)
     if length > positions:
@@ -115,10 +115,10 @@ def checked_config(target_path: str, recipe: Any) -> Any:
 def declare(
     recipe: Any, config: Any, target_manifest: Path, rows: RowSource, dtype: Any, vocabulary: DraftVocabulary | None
 ) -> dict[str, Any]:
-    """Return all that decides the numbers in a recipe's stored states, as JSON has it: equal declarations are equal states.
+    """Return everything that decides a recipe's stored states, as JSON values: equal declarations mean equal states.
 
-    config: of the target; dtype: torch's, in which the target runs. Hard labels want no final hidden states, so that the
-    target's own loss is measured on held-out rows alone. Raises ValueError for a recipe.states.top_k above the target's tokens.
+    config: of the target; dtype: torch's, in which the target runs. For hard labels no final hidden states are stored, so the
+    target's own loss is measured on held-out rows alone. Raises ValueError if recipe.states.top_k exceeds the target's tokens.
     """
     states, (method, settings) = recipe.states, method_of(recipe, vocabulary)
     top_k = states.top_k
@@ -134,19 +134,19 @@ def declare(
         "sequence_length": rows.sequence_length,
         "computed_in": str(dtype),
         "tensors": stored_tensors(config, reads, states.dtype, top_k),
-        # Of the distribution that the likeliest tokens are of; None: there are none, or they are taken from all tokens.
+        # Of the distribution of the likeliest tokens; None: there are none, or it covers all tokens.
         "temperature": None if of_top is None else of_top.temperature,
         "vocabulary": None if of_top is None or of_top.ids is None or vocabulary is None else vocabulary.hash,
     }
 
 
 def _with_heads_last(name: str, tensor: Tensor) -> Tensor:
-    """[B, K, S, D] of a forward as [B, S, K, D] of the files, and back; other tensors as they are."""
+    """Return a forward's [B, K, S, D] as the files' [B, S, K, D], or the reverse; other tensors unchanged."""
     return tensor.transpose(1, 2) if name.startswith((KEYS, VALUES)) else tensor
 
 
 def encode(found: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
-    """Return the stored tensors of a forward's, contiguous, on its device; the likeliest tokens are among `found` already."""
+    """Return the stored form of a forward's tensors, contiguous, on its device; `found` must hold the likeliest tokens too."""
     encoded = {}
     for name, (dtype, *_) in tensors.items():
         if name.endswith(SCALE):
@@ -162,7 +162,7 @@ def encode(found: dict[str, Tensor], tensors: Tensors) -> dict[str, Tensor]:
 
 
 def decode(encoded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return a forward's tensors of the stored ones, the target's in `dtype`, those of the likeliest tokens as they are."""
+    """Return a forward's tensors from stored ones: the target's in `dtype`, those of the likeliest tokens as stored."""
     found = {}
     for name, value in encoded.items():
         if not name.endswith(SCALE):
@@ -177,12 +177,12 @@ def decode(encoded: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
 def top_k_of(
     hidden_NH: Tensor, weight_TH: Tensor, k: int, ids_V: Tensor | None, temperature: float, next_tokens_N: Tensor
 ) -> tuple[Tensor, ...]:
-    """Return the tensors of tensors.TOP, in its order, for the next tokens after each of N; a chunk of logits at a time.
+    """Return the tensors of tensors.TOP, in its order, for the next tokens after each of N; one chunk of logits at a time.
 
-    Tokens are in the target's numbers, the other numbers float32, and the log-probabilities at the temperature and over the
-    draft vocabulary alone where there is one; the best token and the next one's log-probability are over all tokens at 1.
-    hidden_NH: the target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all
-    tokens. temperature: the soft labels'. next_tokens_N: int64, any token where the text has none.
+    Tokens are the target's numbers, other values float32. Log-probabilities are at the temperature, over the draft vocabulary
+    if there is one; the best token and the next token's log-probability are over all tokens at temperature 1. hidden_NH: the
+    target's, after its final norm; weight_TH: its head. ids_V: the draft vocabulary, int64, ascending; None: all tokens.
+    temperature: of the soft labels. next_tokens_N: int64, any token where the text has none.
     """
     chunk = losses.chunk_tokens(len(weight_TH), hidden_NH.device)
     parts = []

@@ -24,19 +24,19 @@ from longspec.states.tensors import COS, EMBEDDED, FINAL, HIDDEN, KEYS, SIN, VAL
 
 @dataclass
 class _Pass:
-    """One forward over whole rows, in one chunk or several, and what is kept of it."""
+    """Run one forward over whole rows, in one chunk or several, and keep what was asked for."""
 
-    names: Sequence[str]  # the tensors that are asked for
+    names: Sequence[str]  # tensors to keep
     length: int  # S
-    cut: int | None  # the layer that ends with its keys and values; None: no layer
+    cut: int | None  # the layer that ends after its keys and values; None: no layer
     visibility: Visibility  # of all S tokens
-    parts: Group | None  # the ranks that have some of the heads each; None: this one has all
-    owner: int  # the one of them whose rows these are, which gets all heads
-    kept: dict[str, Tensor] = field(default_factory=dict)  # by name: of all S tokens, keys after RoPE
-    start: int = 0  # of the chunk that runs now
+    parts: Group | None  # the group of ranks that share the heads; None: this rank has all
+    owner: int  # the rank in it whose rows these are; it gets all heads
+    kept: dict[str, Tensor] = field(default_factory=dict)  # tensor name -> values of all S tokens, keys after RoPE
+    start: int = 0  # first token of the current chunk
 
     def attend(self, module: Any, q_BNCD: Tensor, k_BKCD: Tensor, v_BKCD: Tensor, **arguments: Any) -> Tensor:
-        """Attention output [B, C, N, D] of one layer over the chunks so far."""
+        """Return one layer's attention output [B, C, N, D] over the chunks so far."""
         layer, keys, values = module.layer_idx, k_BKCD, v_BKCD
         names = (f"{KEYS}{layer}", f"{VALUES}{layer}")
         if keys.shape[2] < self.length or not set(names).isdisjoint(self.names):
@@ -47,7 +47,7 @@ class _Pass:
         return target_attention(module, q_BNCD, keys, values, None, visibility=visibility, **arguments)[0]
 
     def keep(self, name: str, chunk: Tensor) -> Tensor:
-        """Add a chunk [..., C, D or H] of a tensor; return it up to the chunk's end, [..., T, D or H]."""
+        """Add a chunk [..., C, D or H] to a tensor; return the tensor up to the chunk's end, [..., T, D or H]."""
         if name not in self.kept:
             self.kept[name] = chunk.new_empty((*chunk.shape[:-2], self.length, chunk.shape[-1]))
         end = self.start + chunk.shape[-2]
@@ -55,11 +55,11 @@ class _Pass:
         return self.kept[name][..., :end, :]
 
     def take_input(self, name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """torch's hook before a forward: the module's input is what has this name."""
+        """Keep a module's input under this name; torch calls this hook before the module's forward."""
         self.keep(name, inputs[0])
 
     def state(self, name: str) -> Tensor:
-        """One of the tensors that were asked for, over all S tokens."""
+        """Return one of the tensors that were asked for, over all S tokens."""
         split = self.parts is not None and name.startswith((KEYS, VALUES))
         return all_heads_at(self.kept[name], self.parts, self.owner) if split else self.kept[name]
 
@@ -73,7 +73,7 @@ def states_attention(
     states: _Pass | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention hook: target_attention, which also hands keys and values to `states`."""
+    """Attend as transformers' attention hook: target_attention, which also passes keys and values to `states`."""
     if states is None:
         return target_attention(module, q_BNCD, k_BKCD, v_BKCD, attention_mask, **arguments)
     assert attention_mask is None, "documents replace padding masks"
@@ -81,7 +81,7 @@ def states_attention(
 
 
 def no_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> None:
-    """transformers' hook for masks: none is made, and packing is not guessed from positions. Raises ValueError for padding."""
+    """Make no mask, as transformers' hook for masks; packing is not guessed from positions. Raises ValueError for padding."""
     if attention_mask is not None and not attention_mask.all():
         raise ValueError(
             "attention_mask: a target that was loaded with its draft knows no padding; give rows without it, decode by "
@@ -95,11 +95,11 @@ AttentionMaskInterface.register(STATES_ATTENTION, no_mask)
 
 
 class _KeysAndValuesOnly(nn.Module):
-    """Stands in for a layer: its attention makes keys and values for the hook; what would follow is not needed."""
+    """Replace a layer: its attention makes keys and values for the hook; the rest of the layer is not computed."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
-        object.__setattr__(self, "layer", layer)  # it stays a part of the target alone
+        object.__setattr__(self, "layer", layer)  # not registered: it stays a part of the target alone
 
     def forward(self, hidden_BCH: Tensor, **arguments: Any) -> Tensor:
         layer: Any = self.layer
@@ -108,7 +108,7 @@ class _KeysAndValuesOnly(nn.Module):
 
 
 def depth_of(names: Sequence[str], layers: int) -> tuple[int, bool]:
-    """Return how many of a target's layers run whole for these tensors, and whether the next one's keys and values are made."""
+    """Return how many of a target's layers run whole for these tensors, and whether the next layer makes keys and values."""
     if FINAL in names:
         return layers, False
     keys = layers_of(names, KEYS, VALUES)
@@ -118,26 +118,26 @@ def depth_of(names: Sequence[str], layers: int) -> tuple[int, bool]:
 
 @contextmanager
 def _only(model: Any, states: _Pass, whole_layers: int) -> Iterator[None]:
-    """Within the block the model ends, with its final norm, where all is made that is asked for; inputs of layers are kept."""
+    """End the model, within the block, once everything asked for is made, and keep the layers' inputs that are asked for."""
     layers = model.layers
     last = [] if states.cut is None else [_KeysAndValuesOnly(layers[states.cut])]
     model.layers = nn.ModuleList([*layers[:whole_layers], *last])
     with ExitStack() as within:
         within.callback(setattr, model, "layers", layers)
         for layer in layers_of(states.names, HIDDEN):
-            module = model.layers[layer] if layer < len(model.layers) else model.norm  # the forward ends before that layer
+            module = model.layers[layer] if layer < len(model.layers) else model.norm  # the forward ends before this layer
             hook = partial(states.take_input, f"{HIDDEN}{layer}")
             within.enter_context(module.register_forward_pre_hook(hook))
         yield
 
 
 class TargetStates(nn.Module):
-    """The frozen target as its draft sees it. One module, so that an engine can partition it over the ranks as a whole.
+    """Run the frozen target as its draft sees it. It is one module, so that an engine can partition it over the ranks whole.
 
-    target: transformers' causal language model, loaded with STATES_ATTENTION; attention: the backend.
-    chunk: tokens of one forward, None for whole rows. Chunks hold less of one layer at once, and the keys and values of
-    all layers instead: they save memory where a token's widest activation is larger than its cache.
-    gather: a context in which the given parameters are whole, of a target whose parameters are partitioned over the ranks.
+    target: transformers' causal language model, loaded with STATES_ATTENTION; attention: the backend. chunk: tokens of one
+    forward, None for whole rows. Chunks hold less of one layer at once, but the keys and values of all layers: they save memory
+    if a token's widest activation is larger than its cache. gather: a context in which the given parameters are whole, if the
+    target's parameters are partitioned over the ranks.
     """
 
     gather: Callable[[list[nn.Parameter]], AbstractContextManager[Any]]
@@ -146,11 +146,11 @@ class TargetStates(nn.Module):
         super().__init__()
         self.target, self.config, self.chunk, self.attention = target, target.config, chunk, attention
         self.partitioned, self.gather = gather is not None, gather or (lambda _: nullcontext())
-        self._whole_heads: list[nn.Parameter] = []  # out of reach of what moves and counts a module's parameters
+        self._whole_heads: list[nn.Parameter] = []  # a list, so that nothing moves or counts it as a parameter
 
     @property
     def head_weight(self) -> nn.Parameter:
-        """The weight [V, H] of the head. Where it is split over ranks they all ask for it; its whole is made once and kept."""
+        """Return the head's weight [V, H]. If ranks share it, all must ask for it; the whole is made once and kept."""
         weight: nn.Parameter = self.target.lm_head.weight
         if not isinstance(weight, DTensor):
             return weight
@@ -159,18 +159,18 @@ class TargetStates(nn.Module):
         return self._whole_heads[0]
 
     def inputs(self, input_ids_BS: Tensor, position_ids_BS: Tensor) -> dict[str, Tensor]:
-        """Embeddings [B, S, H], and rotations [B, S, R], of the tokens at these positions."""
+        """Return embeddings [B, S, H], and rotations [B, S, R], of the tokens at these positions."""
         embedded_BSH = self.target.model.embed_tokens(input_ids_BS)
         cos_BSR, sin_BSR = rotations(self.target.model, embedded_BSH, position_ids_BS)
         return {EMBEDDED: embedded_BSH, COS: cos_BSR, SIN: sin_BSR}
 
     def follow(self, device: torch.device) -> None:
-        """Move the target to its draft's device, unless it is in parts, which lie where they belong."""
+        """Move the target to its draft's device, unless it is split into parts, which stay where they are."""
         if not self.partitioned and group_of(self.target) is None:
             self.target.to(device)
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
-        """Stored states are read ahead of their forward; a target computes them in it."""
+        """Do nothing: a target computes its states in the forward. Stored states are read ahead here."""
 
     @torch.no_grad()
     def forward(
@@ -181,12 +181,12 @@ class TargetStates(nn.Module):
         names: Sequence[str],
         row_numbers_B: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """Embeddings and rotations, and the tensors of these names; the target runs as far as they need.
+        """Return embeddings, rotations and the tensors of these names; the target runs only as far as they need.
 
-        They are constants to a gradient. row_numbers_B: by which stored states are found; a forward needs none.
+        They are constants to a gradient. row_numbers_B: unused; stored states are found by them.
 
-        The ranks that hold a target together call it at once, each with rows of its own, of one shape. One rank's rows run
-        after another's: what lives at once is that of one rank's rows, however many ranks there are.
+        Ranks that hold a target together must call this at once, each with its own rows, all of one shape. The ranks' rows run
+        one after another, so memory holds one rank's rows at a time, however many ranks there are.
         """
         group, own = group_of(self.target), {}
         if group is None:
@@ -200,7 +200,7 @@ class TargetStates(nn.Module):
     def _states_of(
         self, input_ids_BS: Tensor, position_ids_BS: Tensor, document_ids_BS: Tensor | None, names: Sequence[str], owner: int
     ) -> dict[str, Tensor]:
-        """One pass of the target; of one that is split over ranks, the rank `owner` alone gets all heads."""
+        """Run the target once; if it is split over ranks, only the rank `owner` gets all heads."""
         model, length = self.target.model, input_ids_BS.shape[1]
         found = self.inputs(input_ids_BS, position_ids_BS)
         whole_layers, then_keys = depth_of(names, self.config.num_hidden_layers)

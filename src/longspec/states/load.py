@@ -30,9 +30,9 @@ from longspec.states.declaration import decode
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 
 SHARD = "shard.json"
-OPEN_PARTS = 64  # files that stay open
+OPEN_PARTS = 64  # number of files that stay open
 
-Place = tuple[Path, int]  # a file of rows, and a row's place in it
+Place = tuple[Path, int]  # a file of rows, and a row's index in it
 
 
 def part_name(rows: range) -> str:
@@ -41,18 +41,18 @@ def part_name(rows: range) -> str:
 
 
 def _made_again(part: Path) -> str:
-    """Return how a file of rows is made again."""
+    """Return the advice how to make a file of rows again."""
     return f"have it made again after: {join(['rm', '-f', str(part), str(part.with_name(SHARD))])}"
 
 
 def _built_again(path: Path) -> str:
-    """Return how the shards of a folder are built again."""
+    """Return the advice how to build the shards of a folder again."""
     shards = f"{quote(str(path.parent.parent))}/*/{SHARD}"
     return f"after rm -f {shards} the same snakemake command, or python -m longspec.states build, builds all of them again"
 
 
 def _read_shard(path: Path) -> tuple[dict[str, Any], list[Path]]:
-    """Return a shard's declaration and its files of rows. Raises ValueError for one that is gone or of another version."""
+    """Return a shard's declaration and its files of rows. Raises ValueError if it is missing or of another version."""
     content = read_json(path) if path.is_file() else {}
     if {"declaration", "parts"} - content.keys():
         raise ValueError(f"{path}: holds no stored states of this version; {_built_again(path)}")
@@ -64,9 +64,9 @@ def _read_shard(path: Path) -> tuple[dict[str, Any], list[Path]]:
 
 
 def find_rows(wanted: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[Place]:
-    """Find the rows of these declarations, one after another, among shards: in any that has the same one.
+    """Find the rows of these declarations, in order, in any shard with an equal declaration.
 
-    Raises ValueError, with the cure, for what is missing.
+    Raises ValueError, with the fix, for what is missing.
     """
     shards, found = {path: _read_shard(path) for path in paths}, []
     for declaration in wanted:
@@ -89,15 +89,15 @@ def find_rows(wanted: Sequence[dict[str, Any]], paths: Sequence[Path]) -> list[P
 
 
 class StoredStates(TargetStates):
-    """Embedding, rotations, final norm and head of a target, whose other states are stored.
+    """Hold a target's embedding, rotations, final norm and head; its other states are stored in files.
 
-    config: of the whole target; attention: the draft's backend. rows: those that are trained on by their numbers, then held-out
-    ones from the last to the first, whose numbers are -1, -2, ...
+    config: of the whole target; attention: the draft's backend. rows: first the trained rows in order of their numbers, then
+    the held-out rows from last to first, numbered -1, -2, ... from the end.
     """
 
     def __init__(self, path: str, config: Any, dtype: torch.dtype, attention: str, rows: Sequence[Place]) -> None:
         level = logging.get_verbosity()
-        logging.set_verbosity_error()  # else transformers reports all weights of all layers as not expected
+        logging.set_verbosity_error()  # else transformers reports every weight of the layers as unexpected
         super().__init__(load_target(path, without_layers(config), dtype), attention=attention)
         logging.set_verbosity(level)
         self.config, self.rows = config, rows
@@ -105,15 +105,15 @@ class StoredStates(TargetStates):
         self._ahead: dict[tuple[int, ...], dict[str, Tensor]] = {}
 
     def prefetch(self, row_numbers: Sequence[int]) -> None:
-        """Read the rows of a forward to come; another thread may, while the forward before it runs."""
+        """Read the rows of a coming forward; another thread may do so while the forward before it runs."""
         numbers = tuple(int(number) for number in row_numbers)
         self._ahead[numbers] = self.read(numbers)
 
     def read(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Read the stored tensors of some rows, [B, S, ...] on the host."""
+        """Return the stored tensors of some rows, [B, S, ...] on the host."""
         rows = [self._row(*self.rows[number]) for number in numbers]
         found = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-        on_gpu = self.head_weight.device.type == "cuda"  # which copies from pinned memory by itself
+        on_gpu = self.head_weight.device.type == "cuda"  # a GPU copies from pinned memory by itself
         return {name: tensor.pin_memory() for name, tensor in found.items()} if on_gpu else found
 
     def _row(self, part: Path, place: int) -> dict[str, Tensor]:
@@ -146,7 +146,7 @@ def _open(part: Path) -> Any:
 
 
 def check_ranks(config: Any, runtime: Any, ranks: int) -> None:
-    """Raise ValueError, with the key, for a target that is to be split over ranks that cannot share it."""
+    """Raise ValueError, with the key, if a target is to be split over ranks that cannot share it."""
     if runtime.target == TENSOR_PARALLEL and ranks > 1:
         try:
             check_splits(config, ranks, f"{config.name_or_path or 'target'}/{CONFIG}")
@@ -159,8 +159,8 @@ def load_states(
 ) -> TargetStates:
     """Load the target of a folder: replicated (still on the CPU), partitioned over the ranks, or split over them.
 
-    stored: the rows whose states are read in its place. Raises ValueError for a target that is not supported or cannot be split
-    so, and for an attention backend that cannot train here.
+    stored: rows whose states are read instead. Raises ValueError for a target that is not supported or cannot be split so, and
+    for an attention backend that cannot train here.
     """
     attention = choose(runtime.attention, device, dtype, head_width(config))
     if stored is not None:
@@ -174,22 +174,22 @@ def load_states(
 
 
 def _load_partitioned(path: str, config: Any, dtype: torch.dtype, attention: str, chunk: int | None) -> TargetStates:
-    """Load a target partitioned over the ranks by ZeRO-3, as it is made and filled: no rank ever holds the whole.
+    """Load a target partitioned over the ranks by ZeRO-3 while it is made and filled: no rank ever holds the whole.
 
-    The target has an engine of its own, without an optimizer, of which the draft's knows nothing: the draft may be trained with
-    any ZeRO stage, and its checkpoints are those of a replicated target. Every rank calls it, and later makes the same sequence
+    The target has its own engine without an optimizer, independent of the draft's: the draft may be trained with any ZeRO
+    stage, and its checkpoints equal those with a replicated target. Every rank must call this, and later run the same sequence
     of forwards.
     """
     import deepspeed  # takes seconds, and only partitioned targets need it
 
     settings = {
-        "train_micro_batch_size_per_gpu": 1,  # asked for, and of no effect without an optimizer
+        "train_micro_batch_size_per_gpu": 1,  # DeepSpeed requires it; no effect without an optimizer
         "bf16": {"enabled": dtype == torch.bfloat16},
-        # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise.
+        # Else ZeRO-3 replaces torch's linear in the whole process, with other bf16 rounding.
         "zero_optimization": {"stage": 3, "memory_efficient_linear": False},
         "steps_per_print": 10**9,
     }
-    loading = HfDeepSpeedConfig(settings)  # while it lives, transformers partitions weights as they load
+    loading = HfDeepSpeedConfig(settings)  # while it exists, transformers partitions weights as they load
     target = load_target(path, config, dtype, STATES_ATTENTION)
     del loading
     states = TargetStates(target, chunk, attention, deepspeed.zero.GatheredParameters)

@@ -6,8 +6,8 @@
     hidden.7            the input of layer 7, `hidden_states[7]` of transformers [B, S, H]
     final               after the final norm, as the head reads it               [B, S, H]
 
-States that hold the k likeliest tokens of the target's distributions hand out these in the place of `final`. The distribution
-is the one that the method learns (Method.learnt): over its draft vocabulary where it has one, at its labels' temperature.
+States with the k likeliest tokens of the target's distributions have these tensors instead of `final`. The distribution is the
+one that the method learns (Method.learnt): over its draft vocabulary if it has one, at its labels' temperature.
 
     top_tokens          the target's tokens, likeliest first, int32              [B, S, k]
     top_log_probs       their log-probabilities, float16                         [B, S, k]
@@ -15,7 +15,7 @@ is the one that the method learns (Method.learnt): over its draft vocabulary whe
     best_token          the most likely of all the target's tokens, int32        [B, S]
     next_log_prob       of the row's next token, over all tokens, float32        [B, S]
 
-States in float8 hand out best_token beside `final`.
+States in float8 have best_token next to `final`.
 
 Shapes: B rows, S tokens, N tokens that have a label, H hidden width, K key/value heads, D head width, R the part of a head that
 is rotated, V draft vocabulary, k likeliest tokens.
@@ -37,18 +37,18 @@ TOP = (TOP_TOKENS, TOP_LOG_PROBS, LOG_SUM_EXP, BEST_TOKEN, NEXT_LOG_PROB)
 
 
 def token_shape(config: Any, name: str) -> tuple[int, ...]:
-    """Return the shape of one token's part of a target's tensor that a method reads, by the target's configuration."""
+    """Return the shape of one token's part of a tensor that a method reads. config: of the target."""
     in_heads = name.startswith((KEYS, VALUES))
     return (config.num_key_value_heads, head_width(config)) if in_heads else (config.hidden_size,)
 
 
 def layer_of(name: str) -> int:
-    """The layer of one of these tensors."""
+    """Return the layer of one of these tensors."""
     return int(name.partition(".")[2])
 
 
 def layers_of(names: Iterable[str], *kinds: str) -> set[int]:
-    """The layers of which tensors of these kinds are among the names, such as {2, 16} of hidden.2 and hidden.16."""
+    """Return the layers of the names of these kinds, such as {2, 16} for hidden.2 and hidden.16."""
     return {layer_of(name) for name in names if name.startswith(kinds)}
 
 
@@ -62,7 +62,7 @@ def teacher_of(
     with_loss: bool,
     temperature: float = 1.0,
 ) -> Teacher | None:
-    """Return the target's side of a loss, of its final hidden states or of its likeliest tokens; None where neither was read.
+    """Return the target's side of a loss, from its final hidden states or its likeliest tokens; None if neither was read.
 
     labelled: takes [B, S, ...] to [N, ...]; weight_TH: the target's head; ids_V: the draft vocabulary, None = all tokens;
     with_loss: the target's own loss is wanted.
