@@ -1,11 +1,11 @@
-"""The target of a GGUF file, as a transformers folder: the `dequantize` verb. Whatever transformers would lose is refused.
+"""The target of a GGUF file, as a transformers folder: the `dequantize` verb. It refuses whatever transformers would lose.
 
-transformers' reader takes the keys and tensors that it knows and lets go of the rest, such as a scaling of rotations: the
-model it makes then is another one. Where it does not know the name of a way to split text (`tokenizer.ggml.pre`) it splits as
-GPT-2 does, and the tokens are others than in training: names that are not known here are refused.
+transformers' reader takes the keys and tensors that it knows and drops the rest, such as a scaling of rotations; the result
+would be another model. If it does not know the name of a way to split text (`tokenizer.ggml.pre`), it splits as GPT-2 does, and
+the tokens would differ from those in training. So unknown names are refused here.
 
-Weights are written in float32, 4 bytes each: a scale in float16 times a small integer is exact there, and rounded in bfloat16.
-All of them are held at once.
+Weights are written in float32, 4 bytes each: a float16 scale times a small integer is exact there, but rounded in bfloat16. All
+of them are in memory at once.
 """
 
 import json
@@ -36,7 +36,7 @@ from longspec.models.weight_files import check_file, telling_damage
 from longspec.target.fetch import check_folder, write_manifests
 
 SHARD_BYTES = 2 * 2**30
-NEEDED = (  # where one is missing, transformers and llama.cpp assume different things
+NEEDED = (  # if one is missing, transformers and llama.cpp assume different values
     "context_length",
     "block_count",
     "embedding_length",
@@ -46,19 +46,19 @@ NEEDED = (  # where one is missing, transformers and llama.cpp assume different 
     "attention.head_count_kv",
     "attention.layer_norm_rms_epsilon",
 )
-TAKEN = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}  # transformers does not
+TAKEN = {"attention.key_length": "head_dim", "expert_feed_forward_length": "moe_intermediate_size"}  # transformers drops these
 END = "tokenizer.ggml.eos_token_id"
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
-# Names that llama.cpp has for one way to split: every digit by itself, then as GPT-2; and as GPT-2 alone.
+# llama.cpp's names for two ways to split: every digit by itself, then as GPT-2; and as GPT-2 alone.
 DIGITS_APART = ("smollm", "starcoder", "refact", "command-r", "codeshell")
 AS_GPT2 = ("gpt-2", "mpt", "olmo", "jais")
-COMPOSED = ("qwen2", "deepseek-r1-qwen")  # Qwen's own tokenizers compose characters (NFC) first, which no key of GGUF says
+COMPOSED = ("qwen2", "deepseek-r1-qwen")  # Qwen's own tokenizers first compose characters (NFC), which no GGUF key says
 
 
 def make(source: str, sha256: str | None, fetched: Path | None, out_target: Path, out_tokenizer: Path) -> None:
-    """Write a target's folder and both manifests, of a GGUF file: `source`, or the one in the manifest `fetched`.
+    """Write a target's folder and both manifests from a GGUF file: `source`, or the one in the manifest `fetched`.
 
-    Raises ValueError for another hash than `sha256`, and for a file that is damaged or of a model that is not supported.
+    Raises ValueError if the hash is not `sha256`, or if the file is missing, damaged or of a model that is not supported.
     """
     for out in (out_target, out_tokenizer):
         out.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def convert(path: Path, folder: Path) -> None:
 
 
 def read_weights(path: Path, architecture: str, model: Any) -> dict[str, Tensor]:
-    """Return the weights in float32 under transformers' names; model: without weights.
+    """Return the weights in float32 under transformers' names. model: on the meta device.
 
     Raises ValueError for tensors that are missing, unknown, of another shape, not finite, or of a type that the package gguf
     does not decode.
@@ -100,7 +100,7 @@ def read_weights(path: Path, architecture: str, model: Any) -> dict[str, Tensor]
         held = {tensor.name for tensor in GGUFReader(path).tensors}
     _check_names(path, held, get_gguf_hf_weights_map(model, processor), model.config.tie_word_embeddings)
     wrong = "holds tensors that are damaged, of another shape, or quantized in an unknown way"
-    with telling_damage(path, wrong), np.errstate(all="ignore"):  # what is not finite is told below
+    with telling_damage(path, wrong), np.errstate(all="ignore"):  # values that are not finite are reported below
         weights = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model, torch_dtype=torch.float32)["tensors"]
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     for name, weight in weights.items():
@@ -114,7 +114,7 @@ def read_weights(path: Path, architecture: str, model: Any) -> dict[str, Tensor]
 
 
 def _check_names(path: Path, held: set[str], names: dict[str, str], tied: bool) -> None:
-    """Raise ValueError when a file holds fewer or other tensors than the model has."""
+    """Raise ValueError if the file lacks a tensor of the model or has further ones."""
     wanted = {name if name.endswith((".weight", ".bias")) else f"{name}.weight" for name in names}
     wanted -= {"output.weight"} if tied else set()
     missing, unknown = sorted(wanted - held), sorted(held - wanted)
@@ -128,9 +128,9 @@ def _check_names(path: Path, held: set[str], names: dict[str, str], tied: bool) 
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
-    """Return the keys of a GGUF file; of a list of texts, how many these are.
+    """Return the keys of a GGUF file; a list of texts may be replaced by its length.
 
-    Raises ValueError for a damaged file, for a model that is not supported, and for one without a tokenizer.
+    Raises ValueError for a damaged file, a part of a model, an unsupported model, and one without a tokenizer.
     """
     check_file(path)
     with telling_damage(path, "is damaged or no GGUF file"):
@@ -150,7 +150,7 @@ def read_metadata(path: Path) -> dict[str, Any]:
 
 
 def read_config(path: Path, metadata: dict[str, Any]) -> Any:
-    """transformers' configuration of the model. Raises ValueError for keys that it cannot say, and as of check_target."""
+    """Return transformers' configuration of the model. Raises ValueError for keys that it cannot hold, and as check_target."""
     architecture = metadata["general.architecture"]
     values = {name: metadata[f"{architecture}.{key}"] for key, name in TAKEN.items() if f"{architecture}.{key}" in metadata}
     values["bos_token_id"] = metadata.get("tokenizer.ggml.bos_token_id")  # else transformers assumes one
@@ -158,15 +158,15 @@ def read_config(path: Path, metadata: dict[str, Any]) -> Any:
         config = AutoConfig.for_model(**load_gguf_checkpoint(path)["config"] | values)
     check_target(config, path)
     _check_carried(path, metadata, config)
-    vars(config).pop("_model_name_or_path", None)  # the model's title
+    vars(config).pop("_model_name_or_path", None)  # it would hold the model's title
     return config
 
 
 def _check_carried(path: Path, metadata: dict[str, Any], config: Any) -> None:
-    """Raise ValueError for a key of the model that the configuration does not have."""
+    """Raise ValueError for a key of the model that the configuration cannot hold."""
     architecture = metadata["general.architecture"]
     carried = {key for key, name in GGUF_CONFIG_MAPPING[config.model_type].items() if name} | TAKEN.keys()
-    # What else is often there, and what it must say for nothing to be lost.
+    # Further keys that are often there -> the value with which nothing is lost.
     as_ever = {
         "rope.dimension_count": head_width(config),
         "attention.value_length": head_width(config),
@@ -183,9 +183,9 @@ def _check_carried(path: Path, metadata: dict[str, Any], config: Any) -> None:
 
 
 def save_tokenizer(path: Path, metadata: dict[str, Any], folder: Path) -> None:
-    """Write the files of a GGUF file's tokenizer, with its chat template where it has one, into the folder of its config.json.
+    """Write the tokenizer's files of a GGUF file, with its chat template if it has one, into `folder`, next to config.json.
 
-    Raises ValueError for a way to split that is not known or not the family's, and for a tokenizer that cannot be read.
+    Raises ValueError if the way to split is not known or not the family's, and if the tokenizer cannot be read.
     """
     kind, pre = metadata[MODEL], metadata.get(PRE)
     known = sorted({*GGUF_PRE_TOKENIZER_SPLITS, *DIGITS_APART, *AS_GPT2})
@@ -205,7 +205,7 @@ def save_tokenizer(path: Path, metadata: dict[str, Any], folder: Path) -> None:
         if kind == "gpt2" and pre in COMPOSED:
             tokenizer.normalizer = normalizers.NFC()
         PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
-    # The classes of some families (Qwen) take the vocabulary alone and split it in their own way.
+    # Some families' tokenizer classes (Qwen) take only the vocabulary from the files and split in their own way.
     if _splitting(AutoTokenizer.from_pretrained(folder, trust_remote_code=False).backend_tokenizer) != _splitting(tokenizer):
         raise ValueError(
             f"{path}: {PRE} {pre!r} is another way to split text than transformers has for {architecture}; give the folder of "
@@ -220,7 +220,7 @@ def _splitting(tokenizer: Tokenizer) -> list[Any]:
 
 
 def _of_the_file_alone(tokenizer: Tokenizer, tokens: int) -> Tokenizer:
-    """Return a tokenizer without what transformers adds to the file's tokens: the embedding has no rows for it."""
+    """Return a tokenizer without tokens that transformers adds to the file's: the embedding has no rows for them."""
     content = json.loads(tokenizer.to_str())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < tokens]
     return Tokenizer.from_str(json.dumps(content))

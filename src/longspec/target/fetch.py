@@ -20,13 +20,13 @@ FAMILY_INSTEAD = "say the family in the run's file: recipe: {model: {family: lla
 
 
 def write_manifest(path: Path, folder: Path, source: str, names: list[str], **more: Any) -> None:
-    """Write the manifest of a folder of which `names` are the files that count, with their hashes."""
+    """Write the manifest of a folder. names: the files that count, listed with their hashes; more: further fields."""
     files = describe_files(folder, names)
     atomic_files.write_manifest(path, folder, {"path": path_text(folder), "source": source, "files": files, **more})
 
 
 def check_folder(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the weight files and the tokenizer's files of a target's folder. Raises ValueError for what it lacks."""
+    """Return the weight files and the tokenizer's files of a target's folder. Raises ValueError if one is missing."""
     config = folder / "config.json"
     if not config.is_file():
         raise ValueError(f"{config}: missing; model.source must name the folder of a transformers model")
@@ -40,16 +40,16 @@ def check_folder(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def download(repository: str, folder: Path) -> str:
-    """Bring a hub repository into `folder`, going on where an earlier try ended; returns the commit's hash.
+    """Download a hub repository into `folder`, resuming an earlier try; return the commit's hash.
 
-    Raises ValueError that says how to do without the network, and for a target that is not supported before its weights come.
+    Raises ValueError with what to do without a network, and for an unsupported target before its weights are downloaded.
     """
     otherwise = (
         "place the folder (config.json, *.safetensors, tokenizer.json, tokenizer_config.json) where this machine can read it, "
         "and give its path as target of the run's file, or as source of the target's file in config/model/"
     )
     commit = model_folder.download(repository, folder, ["config.json"], None, otherwise)
-    if (folder / "config.json").is_file():  # else check_folder says what is missing, beside what is there
+    if (folder / "config.json").is_file():  # if it is missing, check_folder says so later
         check_target(read_target_config(folder), f"hf:{repository}/config.json")
     commit = model_folder.download(repository, folder, PATTERNS, commit, otherwise)
     if not any(folder.glob("*.safetensors")):
@@ -58,10 +58,10 @@ def download(repository: str, folder: Path) -> str:
 
 
 def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
-    """Write both manifests of a target that is taken as it is: `source` is hf:<repository> or a folder."""
+    """Write both manifests of a target that is used as it is. source: hf:<repository> or a folder."""
     more = {}
     for out in (out_target, out_tokenizer):
-        out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
+        out.unlink(missing_ok=True)  # an old manifest must not describe files that the download changes
     if source.startswith(HUB_PREFIX):
         folder = out_target.parent / "target"
         more["commit"] = download(source.removeprefix(HUB_PREFIX), folder)
@@ -73,7 +73,7 @@ def make(source: str, out_target: Path, out_tokenizer: Path) -> None:
 
 
 def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: Path, **more: Any) -> None:
-    """Write the manifests of a target's folder and of its tokenizer; `more` stands in both."""
+    """Write the manifests of a target's folder and of its tokenizer; both get the fields `more`."""
     weights, tokenizer = check_folder(folder)
     hashed = [name for name in ("config.json", "generation_config.json", *tokenizer) if (folder / name).is_file()]
     write_manifest(out_tokenizer, folder, source, tokenizer, **more)
@@ -81,15 +81,15 @@ def write_manifests(folder: Path, source: str, out_target: Path, out_tokenizer: 
 
 
 def write_facts(source: str, out: Path) -> None:
-    """Read what a plan must know of a target that is not there yet, and write it beside the run (longspec.config.target_facts).
+    """Read what a plan must know of a target that is not there yet, and write it to `out` (longspec.config.target_facts).
 
-    Raises ValueError for a target that cannot be read, or has no draft here.
+    Raises ValueError if the target cannot be read, or no method drafts for it.
     """
     write_json(out, asdict(_facts_of_gguf(source) if is_gguf(source) else _facts_of_folder(source)))
 
 
 def _facts_of_folder(source: str) -> TargetFacts:
-    """Read the config.json of a repository of the hub or of a folder."""
+    """Return the facts in config.json of a hub repository or of a folder."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(source).expanduser()
         if source.startswith(HUB_PREFIX):
@@ -106,8 +106,8 @@ def _facts_of_folder(source: str) -> TargetFacts:
 
 
 def _facts_of_gguf(source: str) -> TargetFacts:
-    """Read the keys of a GGUF file of this machine."""
-    from longspec.target.dequantize import read_metadata  # transformers' reader of GGUF files wants torch
+    """Return the facts in the keys of a GGUF file on this machine."""
+    from longspec.target.dequantize import read_metadata  # needs torch, through transformers' reader of GGUF files
 
     metadata = read_metadata(Path(source).expanduser())
     architecture = metadata["general.architecture"]

@@ -1,7 +1,7 @@
 """A target laid out for another program: as the GGUF file that llama.cpp loads beside a draft.
 
-All of these families are written as the architecture `llama`, with biases where they have them. Drafts that read inputs of
-layers get them of that architecture; for qwen2's llama.cpp aborts ("layer input tensor is null").
+All of these families are written as the architecture `llama`, with biases if they have them. Drafts that read inputs of layers
+get them with this architecture; with qwen2's, llama.cpp aborts ("layer input tensor is null").
 """
 
 from pathlib import Path
@@ -22,8 +22,8 @@ FAMILIES = ENGINES[LLAMA_CPP].targets or ()
 
 
 def checked_layout(folder: Path, layout: str, out: Path) -> Any:
-    """Return a target's configuration. Raises ValueError for an unknown layout, an `out` that is there already, and a target
-    that cannot be written.
+    """Return a target's configuration. Raises ValueError for an unknown layout, an existing `out`, and a target that the
+    layout cannot represent.
     """
     if layout != GGUF:
         raise ValueError(f"--layout: {layout}: targets have no such layout; known: {GGUF}")
@@ -42,8 +42,8 @@ def checked_layout(folder: Path, layout: str, out: Path) -> Any:
 
 
 def write_target(folder: Path, layout: str, out: Path, dtype: str | None = None) -> None:
-    """Write a target in a layout, its weights in this dtype, None: their own. Raises ValueError as checked_layout and as of
-    gguf_writer.
+    """Write a target in a layout. dtype: of its weights, None: their own. Raises ValueError as checked_layout and gguf_writer
+    do.
     """
     config = checked_layout(folder, layout, out)
     with torch.device("meta"):

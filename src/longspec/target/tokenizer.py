@@ -19,11 +19,11 @@ from longspec.target.fetch import write_manifest
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL = [END_OF_TEXT, "<|im_start|>", "<|im_end|>"]
-SAMPLE_CHARACTERS = 1_500_000  # of each dataset; more changes hardly a merge of a small vocabulary
+SAMPLE_CHARACTERS = 1_500_000  # from each dataset; more hardly changes a merge of a small vocabulary
 
 
 def texts_of(train: Path) -> list[str]:
-    """Return the running text of every record of a raw train.jsonl; of conversations the messages' contents."""
+    """Return the text of every record of a raw train.jsonl; for conversations each message's content."""
     texts = []
     for record in jsonl.read(train):
         document = to_messages_or_text(record)
@@ -35,7 +35,7 @@ def texts_of(train: Path) -> list[str]:
 
 
 def sample(texts: list[str], characters: int, seed: int) -> Iterator[str]:
-    """Exactly so many characters of text in a seeded order, from the start again where the texts are fewer."""
+    """Yield exactly `characters` characters of text in a seeded order; if the texts are fewer, they repeat."""
     order = list(range(len(texts)))
     random.Random(seed).shuffle(order)
     left = characters
@@ -49,11 +49,11 @@ def sample(texts: list[str], characters: int, seed: int) -> Iterator[str]:
 def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
     """Train a byte-level BPE of `vocabulary` entries: special tokens, the 256 bytes, merges in order of frequency.
 
-    Text comes back byte for byte, but for characters that Unicode composes (NFC).
+    Decoding restores text byte for byte, except for characters that Unicode composes (NFC).
     """
     tokenizer = Tokenizer(models.BPE())
-    # Normaliser and cuts are Qwen2's: beside a config.json of a qwen2 model transformers builds its Qwen2Tokenizer
-    # from the merges alone, whatever tokenizer.json says, and it must give the same ids.
+    # Normalizer and splits are Qwen2's: next to a qwen2 config.json, transformers builds its Qwen2Tokenizer from the merges
+    # alone, whatever tokenizer.json says, and it must give the same ids.
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,9 +69,9 @@ def train_bpe(texts: Iterator[str], vocabulary: int) -> Tokenizer:
 
 
 def make(build: Build, raw: list[Path], out: Path) -> None:
-    """Train the tokenizer, write its folder beside the manifest `out`, then the manifest.
+    """Train the tokenizer, write its folder next to the manifest `out`, then the manifest.
 
-    Raises ValueError for a vocabulary that the text cannot fill.
+    Raises ValueError if the text is too short for the vocabulary.
     """
     texts = {}
     for path in raw:
@@ -85,7 +85,7 @@ def make(build: Build, raw: list[Path], out: Path) -> None:
             "lower it or bring more text"
         )
     folder = out.parent / "tokenizer"
-    out.unlink(missing_ok=True)  # it must not stand beside another tokenizer's files
+    out.unlink(missing_ok=True)  # an old manifest must not describe another tokenizer's files
     with new_folder(folder) as beside:
         PreTrainedTokenizerFast(
             tokenizer_object=trained,

