@@ -49,7 +49,7 @@ from longspec.train.setup import build_trainer, declared_states, identity_of, op
 from longspec.train.stage_folder import Status, find_resumable, non_retryable
 from longspec.train.trackers import Trackers, chosen
 
-SLOW_DISK = 50e6  # bytes a second that a stage's first save is reckoned with
+SLOW_DISK = 50e6  # bytes a second: assumed for a stage's first save
 
 # Progress of a stage that has no checkpoint yet.
 FRESH: dict[str, Any] = {"step": 0, "tokens_seen": 0, "seconds": 0.0, "saving": 0.0}
@@ -60,11 +60,11 @@ def train_step(
 ) -> dict[str, Any] | None:
     """Make one optimizer step over this rank's share of the global batch; losses are means over the global batch's labels.
 
-    What was not asked for (runtime.log_target_loss) is None. Returns None when the job is to stop: the partial accumulation is
-    dropped, and nothing has changed since the step before.
+    A loss that was not asked for (runtime.log_target_loss) is None. Returns None if the job is to stop: the partial
+    accumulation is dropped, and nothing has changed since the step before.
     """
     batches, waited = reader.batches, 0.0
-    num_labels = max(1, batches.num_labels(step))  # answers may all lie in other rows
+    num_labels = max(1, batches.num_labels(step))  # a global batch may have no labels
     sums = [torch.zeros((), device=engine.device) for _ in range(3)]
     counts: dict[str, torch.Tensor] = {}
     losses, skipped = [], engine.skipped_steps
@@ -104,7 +104,7 @@ def train_step(
 
 
 def shown(value: float | None) -> str:
-    """Return a number of the log; a dash for what was not measured."""
+    """Return a number for the log; a dash if it was not measured."""
     return "-" if value is None else f"{value:.4f}"
 
 
@@ -123,17 +123,17 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         held_out = HeldOut(rows.own, job.recipe, job.runtime, ranks, steps)
         declared = declared_states(job, rows, held_out.of_each, dtype, vocabulary)
         identity = identity_of(job, rows, dtype, vocabulary, declared)
-    # Before the target is loaded. It hashes every rank's file of the newest checkpoint; slots that a node finds damaged may be
-    # whole for the next one.
+    # Before the target is loaded. It hashes every rank's file of the newest checkpoint; a slot that is damaged for one node may
+    # be whole for the next.
     found = of_first_rank(lambda: find_resumable(folder, identity), ranks)
     status.step, status.steps = FRESH["step"] if found is None else found[1]["step"], steps
-    if found is not None and status.step == steps:  # asked for by dates alone: neither target nor states are needed
+    if found is not None and status.step == steps:  # started only for newer inputs: neither target nor states are needed
         log(f"stage {job.recipe.stage}: is trained already, {steps} steps from the same", ranks)
         publish(job, folder, ranks, found[1], status)
         return
     with non_retryable(unless=found is not None):
         stored = None if declared is None else declared.find(job.states)
-        target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read the weights once more
+        target_path = of_first_rank(lambda: checked_folder(job.target), ranks)  # it may read all weights once more
         trainer = build_trainer(job.recipe, job.runtime, target_path, job.init_weights, device, dtype, vocabulary, stored)
     with non_retryable(unless=found is not None):
         check_memory(trainer, job.recipe, job.runtime, micro_batch, ranks, device, dtype)
@@ -219,7 +219,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
 def publish(
     job: Job, folder: Path, ranks: Ranks, progress: dict[str, Any], status: Status, metrics: Metrics | None = None
 ) -> None:
-    """Have rank 0 give the record of the steps and the last checkpoint their final names; progress: as a checkpoint has it."""
+    """Publish metrics.jsonl and checkpoint.json under their final names, on rank 0. progress: as stored in a checkpoint."""
     if not ranks.is_main:
         return
     metrics = metrics or Metrics(folder / "metrics.jsonl", status.steps, status.check_owner)
@@ -229,13 +229,13 @@ def publish(
 
 
 def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
-    """Train, leave in status.json how it ended, and return the exit code. Rank 0 holds the lease."""
+    """Train, write to status.json how it ended, and return the exit code. Rank 0 holds the lease."""
     status = Status(job.out, lease.check if lease else lambda: None)
     if ranks.is_main:
         status.write("running")
     try:
         device = boot(ranks, job.runtime.timeout_minutes)
-        # Not before: a signal ends at once a rank that still waits for the others to come.
+        # Not earlier: until here a signal ends at once a rank that still waits for the others.
         timeout = timedelta(minutes=job.runtime.timeout_minutes)
         control = dist.new_group(backend="gloo", timeout=timeout) if ranks.world_size > 1 else None
         longest_part = min(job.runtime.watchdog_seconds, 60 * job.runtime.timeout_minutes)
@@ -246,7 +246,7 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
             stage_folder.extract_draft(job)
     except BaseException as error:
         if ranks.is_main:
-            with suppress(OSError):  # a full disk, of which the fault tells itself
+            with suppress(OSError):  # a full disk: the error itself says so
                 status.fail(error)
         raise
     done = status.step == status.steps
@@ -254,23 +254,23 @@ def run(job: Job, ranks: Ranks, lease: Lease | None) -> int:
         status.write("done" if done else "stopped", "" if done else stop.reason)
     if not done:
         log(f"stopped at step {status.step} of {status.steps}: {stop.reason}", ranks)
-    # Rank 0 alone does not end well when the job was stopped: a launcher that sees one ends the other ranks, and rank 0 has
-    # still to close its trackers and to give its folder back.
+    # After a stop only rank 0 returns an error code: a launcher that sees one ends the other ranks, while rank 0 still has to
+    # close its trackers and release its folder.
     return 0 if done or not ranks.is_main else os.EX_TEMPFAIL
 
 
 def main() -> None:
-    """Run one rank; the reason for a failure is the last thing in the log and stands in status.json."""
+    """Run one rank; the reason for a failure is the last line of the log and is in status.json."""
     if sys.argv[1:2] == ["plan"]:
         sys.exit(plan.main(sys.argv[2:]))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until Stop takes it: nothing has begun that needs an end
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until Stop handles it: nothing needs a clean end yet
     ranks, lease = find_ranks(), None
-    if ranks.is_main:  # the choice of a backend with its reason
+    if ranks.is_main:  # logs the choice of an attention backend with its reason
         logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
         logging.getLogger("longspec").setLevel(logging.INFO)
     try:
         job = read_job(None, ranks)
-        # Held before status.json is touched, which may be another, running job's, and until nothing more is written.
+        # Taken before status.json, which may be another running job's, is written, and kept until nothing more is written.
         if ranks.is_main:
             lease = acquire(job.out)
             freeze(job)

@@ -1,4 +1,4 @@
-"""The trainer's two doors: frozen files, or a Hydra experiment by name that is frozen first."""
+"""Read the trainer's two kinds of arguments: frozen files, or a Hydra experiment by name, which is frozen first."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -24,30 +24,30 @@ DESCRIPTION = (
     "its last checkpoint."
 )
 RECIPE, RUNTIME = "recipe.yaml", "runtime.yaml"
-PATHS = ("target", "out", "init_weights", "vocabulary")  # of a Job
-LISTS = ("data", "states")  # of paths
-SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # of a job's end, as squeue tells it
+PATHS = ("target", "out", "init_weights", "vocabulary")  # fields of a Job
+LISTS = ("data", "states")  # fields that are lists of paths
+SLURM, NO_LIMIT = "slurm", ("N/A", "NONE", "Unknown", "UNLIMITED")  # squeue's words for no end of a job
 
 
 @dataclass
 class Job:
-    """Arguments of one training job. For an experiment by name, recipe and runtime are those of its frozen files."""
+    """Hold the arguments of one training job. For an experiment by name, recipe and runtime are those of its frozen files."""
 
     recipe: Any
     runtime: Any
     target: Path
-    data: Sequence[Path]  # of each of its data sets, in the order of their names
+    data: Sequence[Path]  # one for each of its data sets, in the order of their names
     init_weights: Path | None
     out: Path
     deadline: float | None = None  # seconds since 1970
     vocabulary: Path | None = None
-    states: Sequence[Path] = ()  # of all these rows and of the held-out ones, in any order
-    replay: Mapping[str, Path] = field(default_factory=dict)  # packed rows of recipe.data.replay, by their stages
-    by_name: bool = False  # composed, and not yet in its folder
+    states: Sequence[Path] = ()  # of all these rows and the held-out ones, in any order
+    replay: Mapping[str, Path] = field(default_factory=dict)  # stage -> packed rows, for recipe.data.replay
+    by_name: bool = False  # composed, but not yet written to its folder
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line of `python -m longspec.train`."""
+    """Return the parser of `python -m longspec.train`."""
     parser = argparse.ArgumentParser(prog="python -m longspec.train", usage=USAGE, description=DESCRIPTION)
     frozen = parser.add_argument_group("from frozen files, as the workflow starts it")
     for name, purpose in (
@@ -78,8 +78,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
-    """Read the command line. Raises SystemExit once `--cfg job` has been answered."""
-    options = parser().parse_intermixed_args(argv)  # Hydra, too, takes overrides anywhere
+    """Return the job of the command line. Raises SystemExit after `--cfg job`, ValueError for arguments that do not fit."""
+    options = parser().parse_intermixed_args(argv)  # like Hydra, allows overrides anywhere
     options.deadline = read_deadline(options.deadline, ranks)
     if options.config_name:
         return _job_by_name(options, ranks)
@@ -96,7 +96,7 @@ def read_job(argv: list[str] | None, ranks: Ranks) -> Job:
 
 
 def _checked(job: Job) -> Job:
-    """Return the job. Raises ValueError for weights to begin with that are not there, or that recipe.init wants."""
+    """Return the job. Raises ValueError if the weights to begin with do not exist, or recipe.init needs some."""
     if job.init_weights is not None and not job.init_weights.exists():
         raise ValueError(
             f"{job.init_weights}: no such draft to begin with (--init-weights, files.init_weights=); train the stage before "
@@ -111,10 +111,10 @@ def _checked(job: Job) -> Job:
 
 
 def read_deadline(text: str | None, ranks: Ranks, pause: float = PAUSE) -> float | None:
-    """Return seconds since 1970. On rank 0 alone Slurm is asked: ranks agree on stopping; one that knows is enough.
+    """Return seconds since 1970. Only rank 0 asks Slurm: the ranks agree on stopping, so it is enough if one knows.
 
-    None outside of a Slurm job, in one without a time limit, and when squeue gives no answer: then the job trains until
-    Slurm ends it, and loses what it did after its last checkpoint.
+    None outside a Slurm job, in a job without a time limit, and if squeue does not answer: then the job trains until Slurm ends
+    it, and loses what it did after its last checkpoint.
     """
     job = own_job()
     if text is None or (text == SLURM and (job is None or not ranks.is_main)):
@@ -130,7 +130,7 @@ def read_deadline(text: str | None, ranks: Ranks, pause: float = PAUSE) -> float
         return None if answer in NO_LIMIT else datetime.fromisoformat(answer)  # in this machine's time zone
 
     try:
-        end = ask_patiently(told, pause)  # a busy squeue may print nothing, and end well
+        end = ask_patiently(told, pause)  # a busy squeue may print nothing and still succeed
     except ValueError as error:
         log(f"squeue does not tell the end of Slurm job {job}, so it is not stopped before: {error}")
         return None
@@ -141,7 +141,7 @@ def read_deadline(text: str | None, ranks: Ranks, pause: float = PAUSE) -> float
 
 
 def _job_by_name(options: argparse.Namespace, ranks: Ranks) -> Job:
-    """Return the job of an experiment. Raises SystemExit once `--cfg job` has been answered."""
+    """Return the job of an experiment. Raises SystemExit after `--cfg job`, ValueError if a file is not given."""
     if options.config_path is None:
         raise ValueError("-cn needs -cp, the folder of the experiment, e.g. -cp config/exp")
     config = compose(options.config_name, options.overrides, options.config_path)
@@ -158,12 +158,12 @@ def _job_by_name(options: argparse.Namespace, ranks: Ranks) -> Job:
         paths = [files[name]] if isinstance(files[name], str) else files[name] or []
         given[name] = [Path(path) for path in paths]
     given["replay"] = {name: Path(path) for name, path in files.replay.items()}
-    # Every rank composes the same text; none has to wait for rank 0's file.
+    # Every rank composes the same text, so none has to wait for rank 0's file.
     return _checked(Job(config.recipe, config.runtime, deadline=options.deadline, by_name=True, **given))
 
 
 def freeze(job: Job) -> None:
-    """Write recipe and runtime of an experiment by name into its folder, which this process holds by now."""
+    """Write recipe and runtime of an experiment by name to its folder, which this process must hold."""
     if job.by_name:
         write_text(job.out / RECIPE, to_yaml(job.recipe))
         write_text(job.out / RUNTIME, to_yaml(job.runtime))

@@ -1,4 +1,4 @@
-"""Measure what the estimate says of memory: the largest micro batch there can be, forward and backward, before step 1."""
+"""Measure what the estimate says of memory: forward and backward of the largest possible micro batch, before step 1."""
 
 from typing import Any
 
@@ -20,19 +20,19 @@ from longspec.train.estimate.memory import (
     training_state,
 )
 
-CPU_ALLOCATOR = "DefaultCPUAllocator"  # in the message of the RuntimeError that torch raises on CPUs
+CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of the message of torch's RuntimeError on CPUs
 
 
 def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
-    """Run a forward and backward of the largest micro batch there can be, before DeepSpeed has the draft; nothing is left.
+    """Run forward and backward of the largest possible micro batch, before DeepSpeed has the draft; nothing is left of it.
 
-    On a GPU, what DeepSpeed will hold later is taken for as long. Raises ValueError that explains when it does not fit, and
-    RuntimeError when other processes hold a part of the GPU.
+    On a GPU, memory that DeepSpeed will hold later is reserved meanwhile. Raises ValueError, with what to change, if it does
+    not fit, and RuntimeError if other processes hold a part of the GPU.
     """
     device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
     others = held_later = 0
     if on_gpu:
-        # Beside a draft and its gradients; and what this process did not take, contexts of CUDA included.
+        # held_later: besides the draft and its gradients. others: memory not taken by this process, with CUDA contexts.
         held_later = sum(each.bytes for each in training_state(setup) if each.name in (OPTIMIZER, BUCKET) and not each.on_host)
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
@@ -41,14 +41,14 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
             later = torch.empty(held_later, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}
-            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # where states are stored, of any row
+            named["row_numbers"] = torch.zeros_like(ids[:, 0])  # any row, if states are stored
             trainer(ids, ids, with_llm_loss=with_llm_loss, **named).loss.backward()
             del later
     except RuntimeError as error:
         if not isinstance(error, torch.OutOfMemoryError) and CPU_ALLOCATOR not in str(error):
             raise
         reason = out_of_memory(setup, memory_of(device))
-        if others > GPU_OVERHEAD:  # may be gone in the next attempt
+        if others > GPU_OVERHEAD:  # it may be free in the next attempt
             raise RuntimeError(f"other processes held {gib(others)} of this GPU when the job started; {reason}") from error
         raise ValueError(reason) from error
     finally:
@@ -61,7 +61,7 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
 def check_memory(
     trainer: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, ranks: Ranks, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Show the estimate, then run the dry batch; every rank calls it. Raises ValueError that explains when it does not fit."""
+    """Log the estimate, then run the dry batch; every rank must call it. Raises what dry_batch raises."""
     setup = setup_of(trainer.states.config, recipe, runtime, micro_batch, ranks.world_size, dtype, device)
     log(f"memory of one rank, estimated; this device has {gib(memory_of(device))}:\n{table(setup)}", ranks)
     dry_batch(trainer, setup, with_llm_loss=measures_target(recipe, runtime))

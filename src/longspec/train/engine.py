@@ -23,21 +23,21 @@ import deepspeed
 import deepspeed.ops
 import torch.distributed as dist
 
-# The published scheduler's floor, as a share of the learning rate.
+# The published scheduler's final rate, as a share of the learning rate.
 FLOOR = 1e-4
-BY_ADAMW = ("lm_head", "embed_tokens")  # matrices whose rows are tokens
-FLOAT32_SUMS = {  # by optimizer
+BY_ADAMW = ("lm_head", "embed_tokens")  # names of matrices whose rows are tokens
+FLOAT32_SUMS = {  # optimizer -> how to get the sums in float32
     "adamw": "runtime.deepspeed.offload_optimizer=none (ZeRO-1, 2) or runtime.deepspeed.zero_stage=3 adds them up in float32",
     MUON: "a larger runtime.micro_batch or more processes make one micro batch of them, or recipe.precision=fp32 float32",
 }
 
 
 class MuonForMatrices(torch.optim.Optimizer):
-    """Muon for a draft's matrices, AdamW for its vectors and its head: each group is stepped by torch's own optimizer of it.
+    """Update a draft's matrices with Muon, its vectors and its head with AdamW; torch's own optimizer steps each group.
 
-    A parameter's state is AdamW's (`step`, `exp_avg`, `exp_avg_sq`), as checkpoints know it; Muon's momentum is its `exp_avg`.
+    A parameter's state is AdamW's (`step`, `exp_avg`, `exp_avg_sq`), as checkpoints store it; `exp_avg` holds Muon's momentum.
     Muon's updates are scaled to the size of AdamW's (arXiv 2502.16982), so that one learning rate and decay serve both. The
-    optimizers are made anew in each step around the groups' state: DeepSpeed puts float32 copies in the parameters' place.
+    optimizers are created in each step around the groups' state, since DeepSpeed replaces the parameters by float32 copies.
     """
 
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
@@ -52,7 +52,7 @@ class MuonForMatrices(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Change each parameter that has a gradient."""
+        """Update each parameter that has a gradient."""
         assert closure is None
         for group in self.param_groups:
             (self._step_matrices if group["matrices"] else self._step_others)(group)
@@ -80,11 +80,11 @@ class MuonForMatrices(torch.optim.Optimizer):
 
 
 def boot(ranks: Ranks, timeout_minutes: int) -> torch.device:
-    """Join the process group, DeepSpeed too; return this rank's device. Nothing is compiled."""
-    # DeepSpeed calls torch's collectives by their old names: seven warnings in every step would bury the log.
+    """Join the process group, DeepSpeed's too; return this rank's device. Nothing is compiled."""
+    # DeepSpeed calls torch's collectives by deprecated names: seven warnings in every step would bury the log.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     if not torch.cuda.is_available():
-        # DeepSpeed would compile a shared-memory operator that serves inference only, and hang on a stale lock.
+        # DeepSpeed would compile a shared-memory operator, which only serves inference, and hang on a stale lock.
         deepspeed.ops.__compatible_ops__ = {}
     device = join(ranks, timeout_minutes)
     timeout = timedelta(minutes=timeout_minutes)
@@ -93,9 +93,9 @@ def boot(ranks: Ranks, timeout_minutes: int) -> torch.device:
 
 
 def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedule: str = "cosine") -> float:
-    """Return the share of the learning rate at 0-based `step`: a linear warm-up from above zero, then `schedule` to the floor.
+    """Return the share of the learning rate at 0-based `step`: linear warm-up from above zero, then `schedule` to the floor.
 
-    None of transformers' schedules is this one: they begin at 0, or are a step ahead of it after the warm-up.
+    transformers has no such schedule: its schedules begin at 0, or are one step ahead after the warm-up.
     """
     if step < warmup_steps:
         return (step + 1) / warmup_steps
@@ -105,9 +105,9 @@ def learning_rate_factor(step: int, total_steps: int, warmup_steps: int, schedul
 
 
 def sums_in_float32(runtime: Runtime) -> bool:
-    """Tell whether DeepSpeed adds the micro batches' bfloat16 gradients up in float32; in bfloat16 most bits are lost.
+    """Tell whether DeepSpeed sums the micro batches' bfloat16 gradients in float32; sums in bfloat16 lose most bits.
 
-    ZeRO-0 cannot, and ZeRO-1 and 2 with an offloaded optimizer, when asked to, keep a NaN in these sums for ever.
+    ZeRO-0 cannot. ZeRO-1 and 2 with an offloaded optimizer could, but would keep a NaN in these sums forever.
     """
     stage, offload = runtime.deepspeed.zero_stage, runtime.deepspeed.offload_optimizer
     return stage == 3 or (stage > 0 and offload == "none")
@@ -116,25 +116,25 @@ def sums_in_float32(runtime: Runtime) -> bool:
 def deepspeed_config(
     recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype, elements: int
 ) -> dict[str, Any]:
-    """Return DeepSpeed's own configuration. elements: of the trained parameters together."""
-    # A bucket in which gradients are reduced is allocated whole.
+    """Return DeepSpeed's configuration. elements: total number of trained parameters' elements."""
+    # DeepSpeed allocates the whole bucket in which gradients are reduced.
     zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage, "reduce_bucket_size": min(REDUCE_BUCKET, elements)}
     if runtime.deepspeed.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": runtime.deepspeed.offload_optimizer, "pin_memory": torch.cuda.is_available()}
     if runtime.deepspeed.nvme_path:
         zero["offload_optimizer"]["nvme_path"] = runtime.deepspeed.nvme_path
     if zero["stage"] == 3:
-        # Else ZeRO-3 replaces torch's linear for the whole process and rounds bf16 otherwise than ZeRO-1.
+        # Else ZeRO-3 replaces torch's linear in the whole process, with other bf16 rounding than ZeRO-1.
         zero["memory_efficient_linear"] = False
     adam = recipe.optimizer
-    # Torch's own fused AdamW, of which nothing is compiled, and which resumes bit by bit.
+    # Torch's own fused AdamW: it compiles nothing, and resumes bit by bit.
     of_torch = {"lr": adam.lr, "betas": list(adam.betas), "eps": adam.eps, "weight_decay": adam.weight_decay}
     of_torch |= {"torch_adam": True, "fused": True}
     return {
         "train_micro_batch_size_per_gpu": micro_batch,
         "gradient_accumulation_steps": accumulation,
         "gradient_clipping": recipe.optimizer.clip,
-        # Without the immediate update ZeRO-1's optimizer for bfloat16 loses one micro batch's gradient of each step.
+        # Without the immediate update, ZeRO-1's bfloat16 optimizer loses one micro batch's gradient in each step.
         "bf16": {"enabled": dtype == torch.bfloat16, "immediate_grad_update": True},
         "data_types": {"grad_accum_dtype": "fp32"} if dtype == torch.bfloat16 and sums_in_float32(runtime) else {},
         "zero_optimization": zero,
@@ -147,9 +147,9 @@ def deepspeed_config(
 def build_engine(
     module: torch.nn.Module, recipe: Recipe, runtime: Runtime, share: tuple[int, int], total_steps: int, dtype: torch.dtype
 ) -> Any:
-    """Return the DeepSpeed engine over the module's trainable parameters; `share` as of share_global_batch.
+    """Return the DeepSpeed engine over the module's trainable parameters. share: from share_global_batch.
 
-    Raises ValueError for an optimizer that the ZeRO stage cannot have.
+    Raises ValueError if the ZeRO stage does not support the optimizer.
     """
     check_optimizer(recipe, runtime)
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
@@ -167,7 +167,7 @@ def build_engine(
         lr_scheduler=lambda optimizer: LambdaLR(optimizer, factor),  # DeepSpeed's own warm-ups begin with steps at rate 0
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:
-        # Here DeepSpeed has already taken an optimizer step with zero gradients.
+        # Here DeepSpeed has already taken one optimizer step with zero gradients.
         engine.optimizer.refresh_fp32_params()
         engine.optimizer.state.clear()
     if not hasattr(engine.optimizer, "overflow"):
@@ -176,9 +176,9 @@ def build_engine(
 
 
 def _skip_non_finite(optimizer: Any) -> None:
-    """Have a plain optimizer (ZeRO-0 in float32) leave out gradients that are not finite, as DeepSpeed's own do.
+    """Make a plain optimizer (ZeRO-0 in float32) skip steps with gradients that are not finite, as DeepSpeed's own do.
 
-    DeepSpeed counts the step as skipped when it finds `overflow` set.
+    DeepSpeed counts a step as skipped if `overflow` is set.
     """
     step = optimizer.step
 

@@ -1,4 +1,4 @@
-"""An estimate of acceptance on held-out text while a stage trains. It takes no random draw and leaves no gradient.
+"""Estimate acceptance on held-out text while a stage trains. This draws no random number and leaves no gradient.
 
 Shapes: S tokens of a row.
 """
@@ -21,9 +21,9 @@ from longspec.models.losses import NO_LABEL
 
 
 class HeldOut:
-    """Measures every `runtime.held_out_every` steps and after the last one, on the same rows each time, of each data set.
+    """Measure every `runtime.held_out_every` steps and after the last one, always on the same rows of each data set.
 
-    Raises ValueError when it is asked for and there are no held-out records.
+    Raises ValueError if measuring is asked for and there are no held-out records.
     """
 
     def __init__(self, own: Sequence[PackedRows], recipe: Recipe, runtime: Runtime, ranks: Ranks, steps: int) -> None:
@@ -36,18 +36,18 @@ class HeldOut:
             log(f"acceptance on {len(self.rows)} held-out rows is estimated every {self.every} steps", ranks)
 
     def estimate(self, engine: Any, step: int, begin_row: Callable[[], None] = lambda: None) -> dict[str, float] | None:
-        """Measure after step `step`, counted from 1, on all ranks; None where none is due. begin_row: called before each row.
+        """Measure after step `step`, counted from 1, on all ranks; None if none is due. begin_row: called before each row.
 
-        acceptance_k: share of the labels that step k of drafting reaches at which draft and target prefer the same next token;
-        none where it reaches no label; expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens a round of a chain, each step accepted
-        as often whatever the text before it; loss: the draft's in the first step, nats a label that it can learn; none of none.
+        acceptance_k: among the labels that step k of drafting reaches, the share at which draft and target prefer the same next
+        token; absent if it reaches none. expected_tokens = 1 + a_1 + a_1 a_2 + ...: tokens per round of a chain, if acceptance
+        does not depend on the text before. loss: the draft's in the first step, nats per label that it can learn, if any.
         """
         if not self.every or (step % self.every and step != self.steps):
             return None
         began, was_training = time.perf_counter(), engine.training
-        sums = torch.zeros(2, self.drafted + 1, device=engine.device)  # agreements by step and loss; the labels of each
+        sums = torch.zeros(2, self.drafted + 1, device=engine.device)  # agreements by step, and loss; labels of each
         engine.eval()
-        # As many forwards on every rank, since ZeRO-3 gathers weights in them; a row too many counts nothing.
+        # Every rank runs as many forwards, since ZeRO-3 gathers weights in them; rows beyond the last count nothing.
         for start in range(0, len(self.rows), self.ranks.world_size):
             begin_row()
             sums += self._measure(engine, start + self.ranks.rank)
@@ -61,7 +61,7 @@ class HeldOut:
 
     @torch.no_grad()
     def _measure(self, engine: Any, number: int) -> torch.Tensor:
-        """Return the sums of one row over those labels, [2, steps + 1]; zeros behind the last row."""
+        """Return the sums of one row over those labels, [2, steps + 1]; zeros after the last row."""
         place = min(number, len(self.rows) - 1)
         row = self.rows[place]
         input_ids_1S = torch.from_numpy(row.input_ids_S)[None].to(engine.device).long()

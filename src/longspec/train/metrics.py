@@ -1,4 +1,4 @@
-"""The numbers of a training's steps: metrics.jsonl, and what stands there beside losses: speed, memory, acceptance."""
+"""Record the numbers of a training's steps in metrics.jsonl, and compute those besides losses: speed, memory, operations."""
 
 import json
 import math
@@ -18,16 +18,16 @@ from longspec.train.micro_batches import StepBatches
 
 
 def _finite(value: Any) -> Any:
-    """Replaces each number that is not finite by None, in nested dicts too."""
+    """Replace each number that is not finite by None, in nested dicts too."""
     if isinstance(value, dict):
         return {name: _finite(part) for name, part in value.items()}
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Metrics:
-    """One line a step in a file beside the checkpoints; lines of steps after the resumed one are dropped first.
+    """Write one line per step to a file next to the checkpoints; lines of steps after the resumed one are removed first.
 
-    `check` is called before each write, and does not return when another job writes there.
+    check: called before each write; it does not return if another job writes there.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
@@ -36,13 +36,13 @@ class Metrics:
         self.path, self.check, self.handle = path, check, path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add one step's numbers; one that is not finite is written as null, since JSON knows no other."""
+        """Add one step's numbers; a number that is not finite is written as null, since JSON has no such number."""
         self.check()
         self.handle.write(json.dumps(_finite(row), allow_nan=False).encode() + b"\n")
         self.handle.flush()
 
     def sync(self) -> None:
-        """Have the lines on the disk before a checkpoint says that their steps are done."""
+        """Flush the lines to disk, before a checkpoint says that their steps are done."""
         os.fsync(self.handle.fileno())
 
     def publish(self, final: Path) -> None:
@@ -55,7 +55,7 @@ class Metrics:
 def costs_of(
     row: dict[str, Any], batches: StepBatches, config: Any, runtime: Runtime, device: torch.device, dtype: torch.dtype
 ) -> dict[str, Any]:
-    """Return what is added to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
+    """Return what to add to a step's row, which holds step (counted from 1), tokens and seconds; for rank 0.
 
     config: of the target. `flops` and `mfu` count the model's own operations, over all ranks. The peak is that of this rank's
     memory so far: what torch allocated on its GPU, or on CPUs the process's resident set.

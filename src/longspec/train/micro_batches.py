@@ -1,4 +1,4 @@
-"""One rank's share of each optimizer step's global batch, as tensors; the next micro batch is read while one computes."""
+"""Provide one rank's share of each step's global batch as tensors; the next micro batch is read while one is computed."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,20 +17,20 @@ from longspec.distributed import Ranks
 from longspec.methods import method_of
 from longspec.models.losses import NO_LABEL
 
-Arguments = dict[str, Any]  # of one forward by name: int64 tensors [B, S], the rows' numbers [B], what the method draws
+Arguments = dict[str, Any]  # arguments of one forward: int64 tensors [B, S], the rows' numbers [B], what the method draws
 
 
 def changed(batch: Arguments, change: Callable[[Tensor], Tensor]) -> Arguments:
-    """Return a batch with its tensors changed, but for the rows' numbers.
+    """Return a batch with `change` applied to all tensors except the rows' numbers.
 
-    They stay on the host: they find stored states, and asking a GPU for them would wait for all that it has to do.
+    These stay on the host: stored states are found by them, and reading them from a GPU would wait for all its work.
     """
     kept = "row_numbers"
     return {name: change(each) if isinstance(each, Tensor) and name != kept else each for name, each in batch.items()}
 
 
 class StepBatches:
-    """Micro batches of this rank for any step, without a replay of the steps before."""
+    """Give this rank's micro batches for any step, without going through the steps before."""
 
     def __init__(self, rows: TrainedRows, recipe: Recipe, micro_batch: int, ranks: Ranks, target_positions: int) -> None:
         self.rows, self.recipe, self.micro_batch, self.ranks = rows, recipe, micro_batch, ranks
@@ -39,15 +39,15 @@ class StepBatches:
         self.method, self.settings = method_of(recipe)
 
     def row_numbers(self, step: int) -> np.ndarray:
-        """Return row numbers of the whole global batch of 0-based `step`."""
+        """Return the row numbers of the whole global batch of a 0-based step."""
         return self.schedule.batch(step)
 
     def num_labels(self, step: int) -> int:
-        """Count trained tokens of the whole global batch."""
+        """Count the trained tokens of the whole global batch."""
         return count_labels(self.rows.find, self.row_numbers(step))
 
     def micro_batches(self, step: int) -> list[np.ndarray]:
-        """Return row numbers of each of this rank's micro batches."""
+        """Return the row numbers of each of this rank's micro batches."""
         share = self.row_numbers(step)[self.ranks.rank :: self.ranks.world_size]
         return [share[start : start + self.micro_batch] for start in range(0, len(share), self.micro_batch)]
 
@@ -57,7 +57,7 @@ class StepBatches:
         rows = [self.rows[number] for number in numbers]
         plain = [(number, row.position_ids_S) for number, row in zip(numbers, rows, strict=True)]
         positions, draws = self.method.draws(self.settings, self.recipe.seed, step, plain, self.target_positions)
-        # Trailing padding needs no mask: causality hides it from every token before it.
+        # Padding at the end needs no mask: causality hides it from every token before it.
         document_ids_BS = stacked(rows, "document_ids_S")
         input_ids_BS = stacked(rows, "input_ids_S")
         return {
@@ -71,10 +71,10 @@ class StepBatches:
 
 
 class ReadAhead(AbstractContextManager["ReadAhead"]):
-    """This rank's micro batches of some 0-based steps in their order. A single thread reads no more than the next one.
+    """Read this rank's micro batches of some 0-based steps, in order. One thread reads one micro batch ahead.
 
-    An error of the thread is raised by the `take` of the batch that it befell. When the block ends, so does the thread.
-    states: what the method reads of the target, for whose forward stored states are read ahead too.
+    `take` raises an error of the thread when it reaches that batch. The thread ends with the block. states: what the method
+    reads of the target; stored states are read ahead too.
     """
 
     def __init__(self, batches: StepBatches, states: Any, steps: Iterable[int], device: torch.device) -> None:
@@ -87,16 +87,16 @@ class ReadAhead(AbstractContextManager["ReadAhead"]):
         self._thread.shutdown(cancel_futures=True)
 
     def _read(self) -> Arguments | None:
-        """Read the next micro batch to the host; None behind the last."""
+        """Read the next micro batch to the host; None after the last."""
         place = next(self._places, None)
         if place is None:
             return None
         batch = self.batches.load(*place)
         self.states.prefetch(place[1])
-        return changed(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch  # a GPU copies from there by itself
+        return changed(batch, Tensor.pin_memory) if self.device.type == "cuda" else batch  # a GPU copies from it alone
 
     def take(self) -> Arguments:
-        """Return the next micro batch on the device, for which nothing waits; the one after it begins to be read."""
+        """Return the next micro batch on the device, without waiting for the copy, and begin to read the one after it."""
         batch = self._coming.result()
         assert batch is not None, "no step is left"
         self._coming = self._thread.submit(self._read)

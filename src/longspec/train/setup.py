@@ -1,4 +1,4 @@
-"""Sets up a training job before its first step: rows, stored states, steps, target and draft, and the identity of these."""
+"""Set up a training job before its first step: rows, stored states, steps, target and draft, and their identity."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,25 +23,25 @@ from longspec.train.arguments import Job
 
 @dataclass(frozen=True)
 class Declared:
-    """Say what the stored states that a job reads were made of, whether or not they are there.
+    """Hold the declarations of the stored states that a job reads, whether or not these exist.
 
-    trained: of each data set and then of each replayed stage; measured: of the held-out rows of each data set.
+    trained: for each data set, then for each replayed stage; measured: for the held-out rows of each data set.
     """
 
     trained: list[dict[str, Any]]
     measured: list[dict[str, Any]]
 
     def find(self, paths: Sequence[Path]) -> list[Place]:
-        """Find all rows among shards, as StoredStates numbers them. Raises ValueError as find_rows."""
+        """Find all rows among shards, in StoredStates' order. Raises ValueError as find_rows does."""
         return find_rows(self.trained, paths) + find_rows(self.measured, paths)[::-1]
 
 
 def identity_of(
     job: Job, rows: TrainedRows, dtype: torch.dtype, vocabulary: DraftVocabulary | None, stored: Declared | None = None
 ) -> dict[str, Any]:
-    """Return the identity of a training job: a checkpoint must have the same one to be resumed from.
+    """Return the identity of a training job: it can resume only from a checkpoint with the same one.
 
-    Stored states are what they were made of; made again from the same they are the same.
+    Stored states are identified by their declaration, so states that are built again from the same inputs are the same.
     """
     found = {
         "recipe": plain(job.recipe),
@@ -63,7 +63,7 @@ def identity_of(
 
 
 def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
-    """Return the job's draft vocabulary; None where its draft proposes all tokens.
+    """Return the job's draft vocabulary; None if its draft proposes all tokens.
 
     Raises ValueError for a file that is missing, unwanted, torn, of another size, or of another tokenizer or target.
     """
@@ -77,7 +77,7 @@ def read_vocabulary(job: Job, rows: TrainedRows) -> DraftVocabulary | None:
 def declared_states(
     job: Job, rows: TrainedRows, held_out: list[list[Row]], dtype: torch.dtype, vocabulary: DraftVocabulary | None
 ) -> Declared | None:
-    """Return what the states that the job reads are made of; None where it trains online. Raises ValueError as the options."""
+    """Return declarations of the states that the job reads; None if it trains online. Raises ValueError for wrong --states."""
     if job.recipe.states.source != OFFLINE:
         if job.states:
             raise ValueError(f"--states: recipe.states.source is {job.recipe.states.source}; set it to {OFFLINE}")
@@ -105,8 +105,8 @@ def build_trainer(
 ) -> Any:
     """Make a DraftTrainer: the frozen target, or its stored states, and a draft, fresh (seeded) or from the given weights.
 
-    Raises ValueError for a target that is not supported, not of the family that the recipe names or too small for the draft,
-    and for an attention backend that cannot train here.
+    Raises ValueError if the target is not supported, not of the recipe's family or too small for the draft, and if the
+    attention backend cannot train here.
     """
     config = checked_config(target_path, recipe)
     states = load_states(target_path, config, runtime, device, dtype, stored)
@@ -116,7 +116,7 @@ def build_trainer(
 
 
 def open_rows(job: Job) -> TrainedRows:
-    """Open the packed rows, with those that are replayed. Raises ValueError for some that the recipe wants packed otherwise."""
+    """Open the packed rows, and the replayed ones. Raises ValueError if they are packed differently from the recipe."""
     first = PackedRows(job.data[0])
     for name in ("sequence_length", "collation", "overlong"):
         packed, wanted = first.manifest[name], job.recipe.data[name]
@@ -141,7 +141,7 @@ def open_rows(job: Job) -> TrainedRows:
 
 
 def total_steps(job: Job, rows: TrainedRows) -> int:
-    """Count optimizer steps of the whole stage. Raises ValueError when the data does not fill one global batch."""
+    """Return the number of optimizer steps of the stage. Raises ValueError if the data does not fill one global batch."""
     recipe = job.recipe
     schedule = rows.schedule(shares_of(recipe.data), recipe.global_batch, recipe.seed)
     return recipe.steps or schedule.steps(recipe.epochs)

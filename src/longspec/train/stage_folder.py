@@ -25,7 +25,7 @@ STATUS, CHECKPOINT, DRAFT = "status.json", "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
 
 
-# Keys that say where something comes from, and the key of an identity that says by a hash what it is.
+# A key that says where something comes from -> the identity's key with its hash.
 SAME_BY_HASH = {
     "recipe.model.source": "target",
     "recipe.model.sha256": "target",
@@ -36,14 +36,14 @@ SAME_BY_HASH = {
 
 
 class NonRetryableError(ValueError):
-    """A failure that the same job would run into again: starting it anew is of no use."""
+    """Report a failure that the same job would meet again: do not restart it."""
 
 
 @contextmanager
 def non_retryable(*, unless: bool = False) -> Iterator[None]:
-    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights are wrong in the next attempt too.
+    """Turn a ValueError into a NonRetryableError: wrong settings, data or weights stay wrong in the next attempt.
 
-    unless: of a stage that has trained before, whose files and disk were right then: another node or hour may have them.
+    unless: the stage has trained before, so its files and disk were right then, and may be right on another node or later.
     """
     try:
         yield
@@ -54,23 +54,23 @@ def non_retryable(*, unless: bool = False) -> Iterator[None]:
 
 
 def changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return in what two identities differ, but for the places of what is the same by its hash."""
+    """Return how two identities differ; a different source does not count if the hash is the same."""
     same = {place for place, key in SAME_BY_HASH.items() if before.get(key) == now.get(key) is not None}
     return [line for line in differences(before, now) if line.partition(": ")[0] not in same]
 
 
 def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[str, Any]] | None:
-    """Find the slot to go on from; None to start afresh.
+    """Find the slot to resume from; None to start afresh.
 
-    Checkpoints of a finished stage with another identity (recipe, data, target, initial weights, dtype) are set aside, none
-    is deleted; once an edit is undone they are taken back. Raises ValueError for those of an unfinished one where none are to
-    be taken back: half a training is not thrown away by an edit.
+    If the identity (recipe, data, target, initial weights, dtype) of a finished stage has changed, its checkpoints are set
+    aside, never deleted; undoing an edit brings them back. Raises ValueError if the checkpoints of an unfinished stage have
+    another identity and none are to bring back: an edit must not throw away half a training.
     """
     found = find_slot(folder)
     changed = changes(found[1]["identity"], identity) if found else []
     if found and not changed:
         return found
-    # Of several that keep checkpoints of this identity the one with most steps.
+    # If several kept folders have this identity, take the one with the most steps.
     held = [(manifest["step"], each) for each, manifest in set_aside(folder) if not changes(manifest["identity"], identity)]
     kept, told = max(held, default=(0, None))[1], ""
     if found:
@@ -92,31 +92,31 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
         if found:
             log(f"training anew{told}")
         return None
-    remove(folder)  # without a checkpoint by now
+    remove(folder)  # holds no checkpoint now
     kept.rename(folder)
     log(f"the checkpoints of these settings, which {kept} has kept, are taken back{told}")
     return find_slot(folder)
 
 
 def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield each folder beside a stage's checkpoints that keeps some of other settings, with the manifest of each."""
+    """Yield each folder next to a stage's checkpoints that keeps checkpoints of other settings, with each slot's manifest."""
     for slot in (aside / name for aside in sorted(folder.parent.glob(f"{folder.name}.*")) for name in SLOTS):
-        with suppress(OSError, ValueError):  # not there, or damaged
+        with suppress(OSError, ValueError):  # missing or damaged
             yield slot.parent, read_manifest(slot)
 
 
 def is_trained(folder: Path) -> bool:
-    """Tell whether a stage was trained since its recipe was frozen."""
+    """Tell whether a stage has been trained since its recipe was frozen."""
     recipe, checkpoint = folder / "recipe.yaml", folder / CHECKPOINT
     return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns
 
 
 class Status:
-    """The writer of a job's status.json, on rank 0; check_owner ends this process when the folder has become another job's."""
+    """Write a job's status.json, on rank 0. check_owner: ends this process if the folder now belongs to another job."""
 
     def __init__(self, out: Path, check_owner: Callable[[], None]) -> None:
         self.out, self.check_owner = out, check_owner
-        self.step, self.steps = 0, 0  # the last step that is done, of how many
+        self.step, self.steps = 0, 0  # the last step that is done, and the number of steps
 
     def write(self, state: str, reason: str = "", deterministic: bool = False) -> None:
         self.check_owner()
@@ -129,8 +129,8 @@ class Status:
 
 
 def non_retryable_reason(out: Path, since: float) -> str:
-    """Return why a stage's job would fail in the same way again, by what it wrote after `since` (seconds since 1970)."""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no file yet, or a damaged one: no reason is known
+    """Return why a stage's job would fail again, from a status.json written after `since` (seconds since 1970); else ""."""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # missing or damaged: no reason is known
         status = read_json(out / STATUS)
         if (out / STATUS).stat().st_mtime >= since and status["state"] == "failed" and status["deterministic"]:
             return str(status["reason"])
@@ -138,7 +138,7 @@ def non_retryable_reason(out: Path, since: float) -> str:
 
 
 def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, check_owner: Callable[[], None]) -> None:
-    """Write checkpoint.json for the slot of the last step, which has just been saved; times: seconds by their names in it."""
+    """Write checkpoint.json for the last step's slot, which has just been saved. times: seconds, by their names in it."""
     slot = SLOTS[0]
     manifest = read_manifest(folder / slot)
     assert manifest["step"] == steps, f"{folder / slot} is of step {manifest['step']}"
@@ -160,9 +160,9 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
 
 
 def extract_draft(job: Job) -> None:
-    """Write the finished stage's draft folder beside its checkpoint.json, by the verb that a person would type.
+    """Write the finished stage's draft folder next to its checkpoint.json, with the command that a person would type.
 
-    A process of its own: making drafts is no part of training. Raises ValueError with the verb's own words where it fails.
+    It runs in a separate process: making drafts is no part of training. Raises ValueError with the command's error if it fails.
     """
     options = [job.out / CHECKPOINT, "--target", job.target, "--out", job.out / DRAFT, "--data", *job.data]
     options += [] if job.vocabulary is None else ["--vocabulary", job.vocabulary]

@@ -1,7 +1,7 @@
-"""A training's numbers, sent to the trackers of runtime.report_to after every step. The one door to their packages.
+"""Send a training's numbers to the trackers of runtime.report_to after every step. Only this module uses their packages.
 
-metrics.jsonl is the record, a tracker shows it. A resumed run goes on under its old id: a tracker is first sent the rows
-of the record that it lacks, and no row that it has. How each of them resumes, and where its files lie: docs/tracking.md.
+metrics.jsonl is the record, a tracker shows it. A resumed run continues under its old id: a tracker first gets the rows of the
+record that it lacks, and no row that it has. docs/tracking.md says how each of them resumes, and where its files are.
 """
 
 import math
@@ -23,21 +23,21 @@ from longspec.config import Runtime
 from longspec.distributed import Ranks, log
 from longspec.train.stage_folder import NonRetryableError
 
-FINISH_SECONDS = 30  # at most, for what a tracker has not uploaded yet when the job ends
-FINISH_AFTER_FAULT = 5  # torchrun kills this rank 30 seconds after another one has failed, and it has to say why
-OFFLINE = "offline"  # runtime.tracker_mode
-FOLDER = "trackers"  # below the stage's folder
+FINISH_SECONDS = 30  # most seconds to wait at the job's end for what a tracker has not uploaded
+FINISH_AFTER_FAULT = 5  # torchrun kills this rank 30 seconds after another one has failed, and it must first report why
+OFFLINE = "offline"  # a value of runtime.tracker_mode
+FOLDER = "trackers"  # inside the stage's folder
 INSTALL = "pip install -c constraints.txt -e '.[track]'"
 Row = dict[str, Any]
 
 
-# Each is made of what all services are started with (project, name, id, config, mode), the folder for its files, and the step
-# at which the record ends. Each has `known`, the last step that it holds; `log`, for steps in order; `finish`, which closes the
+# Each takes the arguments with which all services start (project, name, id, config, mode), the folder for its files, and the
+# record's last step. Each has `known`, the last step that it holds; `log`, for steps in order; and `finish`, which closes the
 # run.
 
 
 class TensorBoard:
-    """Event files; one more in the same folder for each start of the job, which takes back the steps after the resumed one."""
+    """Write event files; each start of the job adds one to the folder, which cancels the steps after the resumed one."""
 
     def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -50,17 +50,17 @@ class TensorBoard:
     def log(self, step: int, numbers: dict[str, float]) -> None:
         for name, value in numbers.items():
             self.writer.add_scalar(name, value, step)
-        self.writer.flush()  # what a checkpoint counts as done must not be lost with this process
+        self.writer.flush()  # steps that a checkpoint counts as done must not be lost with this process
 
     def finish(self, *, failed: bool) -> None:
         self.writer.close()
 
 
 class WandB:
-    """A run on the server; offline, a folder for each start of the job that holds the whole run so far."""
+    """Log to a run on the server; offline, to a folder for each start of the job, which holds the whole run so far."""
 
     def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
-        # wandb reports on itself to its makers, and looks for their server even when it is to stay offline.
+        # wandb reports errors to its makers, and contacts their server even in offline mode.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
@@ -70,10 +70,10 @@ class WandB:
             raise ValueError(
                 "no key on this machine: run `wandb login`, set WANDB_API_KEY, or upload an offline run with `wandb sync` later"
             )
-        # What was not uploaded in this time stays on the disk for `wandb sync`.
+        # What is not uploaded in this time stays on disk for `wandb sync`.
         settings = wandb.Settings(console="off", silent=True, finish_timeout=FINISH_SECONDS)
         self.run = wandb.init(dir=str(folder), resume=None if offline else "allow", settings=settings, **run)
-        self.known = self.run.starting_step - 1  # the server takes steps in order alone, and drops those it has passed
+        self.known = self.run.starting_step - 1  # the server takes steps in order only, and drops earlier ones
         log(f"wandb: {self.run.dir if offline else self.run.url}")
 
     def log(self, step: int, numbers: dict[str, float]) -> None:
@@ -84,7 +84,7 @@ class WandB:
 
 
 class SwanLab:
-    """A run on SwanLab's server, which drops steps that it has; offline, a folder for each start, as of WandB."""
+    """Log to a run on SwanLab's server, which drops steps that it has; offline, to a folder for each start, as WandB does."""
 
     def __init__(self, run: dict[str, Any], folder: Path, step: int) -> None:
         import swanlab
@@ -93,11 +93,11 @@ class SwanLab:
         own.mkdir(exist_ok=True)
         handler, hook = signal.getsignal(signal.SIGINT), sys.excepthook
         try:
-            # Else it asks for a key and waits, and puts its own streams in the place of stdout and stderr.
+            # Else it asks for a key and waits, and replaces stdout and stderr by its own streams.
             settings = swanlab.Settings(interactive=False, terminal={"proxy_type": "none"})
             self.run = swanlab.init(log_dir=str(own), resume="allow", settings=settings, **run)
         finally:
-            # It takes Ctrl-C for itself, which must save a checkpoint here.
+            # It takes over Ctrl-C, which must save a checkpoint here.
             signal.signal(signal.SIGINT, handler)
             sys.excepthook = hook
 
@@ -116,7 +116,7 @@ TRACKERS: dict[str, Callable[[dict[str, Any], Path, int], Any]] = {
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return what was measured of a row by the names trackers group it under: train/loss, held_out/loss."""
+    """Return a row's finite numbers under the trackers' names: train/loss, held_out/loss."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         flat |= {f"{name}/{part}": v for part, v in value.items()} if isinstance(value, dict) else {f"train/{name}": value}
@@ -125,12 +125,12 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 def is_installed(package: str) -> bool:
-    """Tell whether a package is there. Its name alone proves nothing: wandb's own folder of files is called wandb too."""
+    """Tell whether a package is installed. Importing it proves nothing: wandb's own folder of files is called wandb too."""
     return any(distributions(name=package))
 
 
 def chosen(runtime: Runtime) -> list[str]:
-    """Return the trackers that are asked for; none of them is imported. Raises ValueError for one that is not installed."""
+    """Return the trackers that are asked for, without importing them. Raises ValueError if one is not installed."""
     names = [name for name in runtime.report_to if name != "none"]
     missing = [name for name in names if not is_installed(name)]
     if missing:
@@ -140,7 +140,7 @@ def chosen(runtime: Runtime) -> list[str]:
 
 @contextmanager
 def at_most(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in a block that takes longer; in the main thread alone, in which SwanLab must end."""
+    """Raise TimeoutError if the block takes longer. Works in the main thread alone, where SwanLab must be closed."""
 
     def give_up(*_: object) -> None:
         raise TimeoutError(f"not done after {seconds:g} s")
@@ -155,11 +155,11 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 class Trackers(AbstractContextManager["Trackers"]):
-    """All trackers of a job; none on any rank but 0. A context: leaving it closes them.
+    """Hold all trackers of a job, on rank 0 only. A context: leaving it closes them.
 
-    `ids` are those of an earlier start, kept in its checkpoint; None begins new runs. `record` are the rows of metrics.jsonl up
-    to the resumed step. Raises ValueError, by name, when one cannot be started for the first time,
-    NonRetryableError where a setting or a key is wrong; later on, a tracker that fails costs its numbers and not the training.
+    ids: of an earlier start, from its checkpoint; None begins new runs. record: the rows of metrics.jsonl up to the resumed
+    step. Raises ValueError, naming the tracker, if one cannot be started for the first time, NonRetryableError if a setting or
+    a key is wrong. Later, a failing tracker loses its numbers but does not stop the training.
     """
 
     def __init__(
@@ -180,12 +180,12 @@ class Trackers(AbstractContextManager["Trackers"]):
         for name, run_id in self.ids.items():
             folder.mkdir(parents=True, exist_ok=True)
             step = rows[-1]["step"] if rows and name in known else 0
-            # An offline run is sent all steps: uploaded after it, the folders of earlier starts would leave less of it.
+            # An offline run gets all steps again: folders of earlier starts, uploaded after it, would leave less of it.
             kept = {"wandb": "offline-run", "swanlab": "run"}.get(name)
             earlier = list(folder.glob(f"{name}/{kept}-*-{run_id}")) if kept and runtime.tracker_mode == OFFLINE else []
             try:
                 self.trackers[name] = TRACKERS[name](run | {"id": run_id}, folder, step)
-            except Exception as error:  # each service has its own kinds
+            except Exception as error:  # each service has its own kinds of errors
                 if name in known:
                     log(f"WARNING {name} could not be started; metrics.jsonl has every step: {type(error).__name__}: {error}")
                     continue
@@ -199,7 +199,7 @@ class Trackers(AbstractContextManager["Trackers"]):
                 self._send(name, row)
 
     def log(self, row: Row) -> None:
-        """One step's row, as in metrics.jsonl."""
+        """Send one step's row, as in metrics.jsonl."""
         for name in self.trackers:
             self._send(name, row)
 
@@ -213,7 +213,7 @@ class Trackers(AbstractContextManager["Trackers"]):
             self._guarded(name, partial(self.trackers[name].log, row["step"], scalars(row)))
 
     def _guarded(self, name: str, call: Callable[[], None]) -> None:
-        """A service that is down must not end a training of days: its first failure is shown."""
+        """Call a service; if it fails, training goes on, and only its first failure is shown."""
         try:
             call()
         except Exception as error:

@@ -1,7 +1,7 @@
-"""Two rotating slots, `last` and `last_2`: a slot is complete or it is not there.
+"""Keep two rotating slots, `last` and `last_2`: a slot is complete or does not exist.
 
-A checkpoint is written into a folder beside them; one rename commits it, and the folder's name is all there is to say which
-is the newest. No torch: what reads a slot's manifest needs none.
+A checkpoint is written to a folder next to them; one rename commits it, and only the folder's name says which slot is the
+newest. No torch: what reads a slot's manifest needs none.
 """
 
 import json
@@ -15,20 +15,20 @@ from typing import Any
 from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
 from longspec.distributed import log
 
-CHECKPOINTS = "checkpoints"  # their folder in a stage's
+CHECKPOINTS = "checkpoints"  # name of the slots' folder inside a stage's
 SLOTS = ("last", "last_2")
 MANIFEST, SEAL = "manifest.json", "sha256"
 UNFINISHED, REPLACED = ".saving-", ".saving-old"
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed job left of a checkpoint that it was writing."""
+    """Remove unfinished checkpoints that a killed job left."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
         remove(leftover)
 
 
 def rotate(folder: Path, beside: Path) -> None:
-    """Put a finished folder into `last`; at every moment one of the two slots is whole."""
+    """Make a finished folder the slot `last`; at every moment one of the two slots is whole."""
     last, last_2 = (folder / name for name in SLOTS)
     if last.is_dir():
         if os.path.lexists(last_2):
@@ -41,12 +41,12 @@ def rotate(folder: Path, beside: Path) -> None:
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with the hash of everything else in it."""
+    """Return a manifest with a hash of its content added."""
     return content | {SEAL: sha256_text(json.dumps(content, sort_keys=True))}
 
 
 def read_manifest(slot: Path) -> dict[str, Any]:
-    """Read the manifest of a slot, whose files are not looked at. Raises ValueError when it is missing or damaged."""
+    """Return the manifest of a slot without reading its files. Raises ValueError if it is missing or damaged."""
     manifest = read_json(slot / MANIFEST)
     if seal({k: v for k, v in manifest.items() if k != SEAL}) != manifest:
         raise ValueError(f"{slot / MANIFEST}: differs from its own hash; corrupt or edited")
@@ -54,7 +54,7 @@ def read_manifest(slot: Path) -> dict[str, Any]:
 
 
 def read_slot(slot: Path) -> dict[str, Any]:
-    """Read the manifest of a slot whose files all match it. Raises ValueError that names what does not."""
+    """Return the manifest of a slot whose files all match it. Raises ValueError that names a file that does not."""
     manifest = read_manifest(slot)
     with ThreadPoolExecutor() as pool:  # hashing a large model's state on one core would delay every start
         for _ in pool.map(lambda item: check_files(slot, dict([item])), manifest["files"].items()):
@@ -63,13 +63,13 @@ def read_slot(slot: Path) -> dict[str, Any]:
 
 
 def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
-    """Return the newest whole slot and its manifest, None when there is no slot; damaged slots are renamed out of the way.
+    """Return the newest whole slot and its manifest, None if there is no slot; newer damaged slots are renamed.
 
-    Raises ValueError when slots exist and none is whole: training would silently start afresh.
+    Raises ValueError if slots exist but none is whole: otherwise training would silently start afresh.
     """
     damaged: dict[str, str] = {}
     for name in SLOTS:
-        if not os.path.lexists(folder / name):  # a link into nothing is a damaged slot
+        if not os.path.lexists(folder / name):  # a dangling link is a damaged slot
             continue
         try:
             manifest = read_slot(folder / name)
@@ -77,7 +77,7 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
             log(f"WARNING checkpoint slot {name} is damaged and not used: {error}")
             damaged[name] = str(error)
             continue
-        for other in damaged:  # else the next save would put a damaged slot in the place of this one
+        for other in damaged:  # else the next save would replace this slot by a damaged one
             remove(folder / f"damaged_{other}")
             (folder / other).rename(folder / f"damaged_{other}")
         return name, manifest

@@ -28,14 +28,14 @@ from longspec.methods.draft_files import TRAINING_PREFIX
 from longspec.models.weight_files import open_safetensors, telling_damage
 from longspec.train.checkpoint import checkpoint_dir, zero_state
 
-RESERVE = 2**20  # bytes of a disk left free for the manifest, the metrics and status.json
+RESERVE = 2**20  # bytes left free on a disk for the manifest, the metrics and status.json
 COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 SEPARATOR = "|"
 ALIGNMENT = 8
 
 
 class SaveError(OSError):
-    """A checkpoint could not be written; those before it are whole, and nothing is left of it."""
+    """Report that a checkpoint could not be written; earlier ones are whole, and nothing of it is left."""
 
 
 def shard_name(rank: int) -> str:
@@ -43,12 +43,12 @@ def shard_name(rank: int) -> str:
 
 
 def shard_key(kind: str, name: str, start: int) -> str:
-    """Return the key of one tensor in a file."""
+    """Return the key of one tensor in a rank's file."""
     return SEPARATOR.join((kind, name, str(start)))
 
 
 def header(sizes: dict[str, int]) -> bytes:
-    """Return the beginning of a safetensors file of flat float32 tensors with so many elements each."""
+    """Return the header of a safetensors file of flat float32 tensors. sizes: key -> number of elements."""
     entries, end = {}, 0
     for key, numel in sizes.items():
         entries[key] = {"dtype": "F32", "shape": [numel], "data_offsets": [end, end := end + 4 * numel]}
@@ -58,7 +58,7 @@ def header(sizes: dict[str, int]) -> bytes:
 
 
 def write_shard(path: Path, begin: bytes, tensors: Iterable[Tensor]) -> dict[str, Any]:
-    """Write a file of a header and its tensors, flushed to the disk; its size and hash, taken on the way."""
+    """Write a file from a header and its tensors, flush it to disk, and return its size and hash."""
     digest = hashlib.sha256(begin)
     with path.open("wb") as handle:
         handle.write(begin)
@@ -72,11 +72,11 @@ def write_shard(path: Path, begin: bytes, tensors: Iterable[Tensor]) -> dict[str
 
 
 class Shards:
-    """Reads tensors, or parts of them, from the files of any number of ranks."""
+    """Read tensors, or parts of them, from the files of any number of ranks."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self.folder = folder
-        # (kind, parameter) -> its pieces: first element, elements, a slice of the file
+        # (kind, parameter) -> its pieces: (first element, number of elements, slice of the file)
         self.pieces: dict[tuple[str, str], list[tuple[int, int, Any]]] = {}
         for path in (folder / name for name in sorted(names)):
             file = open_safetensors(path)
@@ -89,7 +89,7 @@ class Shards:
             pieces.sort(key=lambda piece: piece[0])
 
     def fill(self, out: Tensor, kind: str, name: str, start: int) -> None:
-        """Copy `out.numel()` elements from `start` on into a flat tensor. Raises ValueError that names what is missing."""
+        """Copy `out.numel()` elements from `start` on into the flat tensor `out`. Raises ValueError if some are missing."""
         wanted, end = start, start + out.numel()
         for first, numel, piece in self.pieces.get((kind, name), []):
             if first + numel <= wanted or first >= end:
@@ -104,7 +104,7 @@ class Shards:
 
 
 def _together(work: Callable[[], Any], ranks: Ranks) -> list[Any]:
-    """Return each rank's result, on every rank. Raises ValueError on all of them for what goes wrong on the first one."""
+    """Return each rank's result, on every rank. Raises ValueError, on all ranks, with the first failing rank's error."""
     result, fault = None, ""
     try:
         result = work()
@@ -120,16 +120,16 @@ def _together(work: Callable[[], Any], ranks: Ranks) -> list[Any]:
 
 
 def _outline(engine: Any) -> tuple[bytes, int]:
-    """Return the beginning of this rank's file of a checkpoint, and the bytes of the whole file."""
+    """Return the header of this rank's file of a checkpoint, and the size of the whole file in bytes."""
     sizes = {shard_key(kind, f.name, f.start): f.numel for f in zero_state.owned(engine) for kind in zero_state.KINDS}
     begin = header(sizes)
     return begin, len(begin) + 4 * sum(sizes.values())
 
 
 def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
-    """Return the bytes of a checkpoint. saves: that are to come. Raises ValueError, on every rank, where the disk lacks room.
+    """Return the bytes of a checkpoint. saves: number of coming ones. Raises ValueError, on every rank, if the disk lacks room.
 
-    Both slots and the one that is written beside them are there at once.
+    Both slots and the one being written exist at the same time.
     """
     size = sum(_together(lambda: _outline(engine)[1], ranks))
 
@@ -151,15 +151,15 @@ def check_room(engine: Any, folder: Path, saves: int, ranks: Ranks) -> int:
 def save(
     engine: Any, folder: Path, state: dict[str, Any], ranks: Ranks, check_owner: Callable[[], None], record: Callable[[], None]
 ) -> int:
-    """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Its size in bytes.
+    """Commit a checkpoint of all ranks to the slot `last`; the slot before it becomes `last_2`. Return its size in bytes.
 
-    `state` is JSON: step, steps, identity (recipe, data, target, initial weights), and whatever else the loop wants back.
-    Rank 0 calls `record` before: what must be on the disk before a checkpoint says that its steps are done. It calls
-    `check_owner` before anything is changed in the folder, and again right before the commit.
-    Raises SaveError, the same on every rank, when it cannot be written.
+    state: JSON values: step, steps, identity (recipe, data, target, initial weights), and what else the loop needs again.
+    Before writing, rank 0 calls `record`, to put on disk what must be there before a checkpoint says that its steps are done.
+    It calls `check_owner` before it changes the folder, and again right before the commit. Raises SaveError, the same on every
+    rank, if the checkpoint cannot be written.
     """
     begin, own = _outline(engine)
-    # A name of its own: ranks of a job that was taken for dead must not write into the folder of the one that took over.
+    # A unique name: ranks of a job taken for dead must not write into the folder of the job that took over.
     offers = _together(lambda: (own, secrets.token_hex(4)), ranks)
     size = sum(of_rank for of_rank, _ in offers)
     beside = folder / f"{checkpoint_dir.UNFINISHED}{state['step']}-{offers[0][1]}"
@@ -167,14 +167,14 @@ def save(
     def prepare() -> None:
         check_owner()
         record()
-        checkpoint_dir.remove_unfinished(folder)  # what a killed job left
+        checkpoint_dir.remove_unfinished(folder)  # left by a killed job
         beside.mkdir(parents=True)
         needed, free = size + RESERVE, shutil.disk_usage(folder).free
         if free < needed:
             raise OSError(f"{needed} bytes are needed and {free} are free: {needed - free} are missing")
 
     def write() -> dict[str, Any]:
-        # Another machine may not have heard of the folder yet.
+        # Another machine may not see the folder yet.
         beside.mkdir(parents=True, exist_ok=True)
         tensors = (fragment.kinds[kind] for fragment in zero_state.owned(engine) for kind in zero_state.KINDS)
         return write_shard(beside / shard_name(ranks.rank), begin, tensors)
@@ -210,10 +210,10 @@ def save(
 
 
 def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> None:
-    """Restore the engine from a whole slot, as find_resumable finds it.
+    """Restore the engine from a whole slot, as find_resumable returns it.
 
-    The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, for
-    what cannot be gone on from.
+    The number of ranks and the ZeRO stage may differ from those that saved. Raises ValueError, the same on every rank, if the
+    slot has other parameters or is damaged.
     """
 
     def read() -> None:

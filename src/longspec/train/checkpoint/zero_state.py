@@ -18,7 +18,7 @@ KINDS = ("fp32", *MOMENTS)
 
 @dataclass(frozen=True)
 class Fragment:
-    """`kinds`: a flat float32 tensor for each of KINDS, views of the live state; `start`: their place in the parameter."""
+    """Hold a part of a parameter's state. kinds: flat float32 views of the live state, for each of KINDS; start: its place."""
 
     name: str
     start: int
@@ -26,7 +26,7 @@ class Fragment:
 
     @property
     def numel(self) -> int:
-        """Elements in each of the tensors."""
+        """Return the number of elements in each of the tensors."""
         return self.kinds["fp32"].numel()
 
 
@@ -35,14 +35,14 @@ def trained(engine: Any) -> dict[str, nn.Parameter]:
 
 
 def shapes(engine: Any) -> dict[str, list[int]]:
-    """Return the whole shape of each trained parameter; ZeRO-3 leaves an empty tensor in its place."""
+    """Return the whole shape of each trained parameter, also under ZeRO-3, which replaces parameters by empty tensors."""
     return {name: list(getattr(p, "ds_shape", p.shape)) for name, p in trained(engine).items()}
 
 
 def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
-    """Yield this rank's fragments, one after the other.
+    """Yield this rank's fragments, one at a time.
 
-    Each is valid until the next is asked for: state offloaded to a disk is fetched in between, and put back when `write`.
+    Each is valid until the next is asked for: state offloaded to a disk is fetched for it, and written back if `write`.
     """
     optimizer = engine.optimizer
     stage = engine.zero_optimization_stage()
@@ -55,7 +55,7 @@ def held(engine: Any, *, write: bool = False) -> Iterator[Fragment]:
 
 
 def owned(engine: Any) -> Iterator[Fragment]:
-    """Yield those of `held` that this rank saves, each element on exactly one rank: without ZeRO every rank holds all."""
+    """Yield the fragments that this rank saves, each element on exactly one rank; without ZeRO every rank holds all of them."""
     for fragment in held(engine):
         if engine.zero_optimization_stage() > 0:
             yield fragment
@@ -68,7 +68,7 @@ def owned(engine: Any) -> Iterator[Fragment]:
 
 
 def _view(optimizer: Any, flat: Tensor, offset: int, numel: int) -> dict[str, Tensor]:
-    """Return weights and Adam's state of a part; before the first step the state is made as torch would make it then."""
+    """Return weights and Adam's state of a part; before the first step, create the state as torch would at that step."""
     state = optimizer.state[flat]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
@@ -78,7 +78,7 @@ def _view(optimizer: Any, flat: Tensor, offset: int, numel: int) -> dict[str, Te
 
 
 def _replicated(engine: Any, optimizer: Any) -> Iterator[Fragment]:
-    """Stage 0: the parameters themselves in float32, and a list of float32 copies beside them in bfloat16."""
+    """Yield fragments of stage 0: the parameters themselves in float32; in bfloat16 their float32 copies."""
     masters: list[Tensor] = list(trained(engine).values())
     if hasattr(optimizer, "fp32_groups"):
         place = {id(low): high for low, high in _low_and_master(optimizer)}
@@ -93,19 +93,19 @@ def _low_and_master(optimizer: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _flat(engine: Any, optimizer: Any) -> Iterator[Fragment]:
-    """Stages 1 and 2: an equal part of all parameters laid end to end."""
-    # Stage 1 in bfloat16 has an optimizer class of its own unless it is offloaded.
+    """Yield fragments of stages 1 and 2: each rank holds an equal part of all parameters laid end to end."""
+    # Stage 1 in bfloat16 has its own optimizer class, unless it is offloaded.
     own_class = hasattr(optimizer, "fp32_groups_flat_partition")
     flats = optimizer.fp32_groups_flat_partition if own_class else optimizer.single_partition_of_fp32_groups
     for name, parameter in trained(engine).items():
         mapping: Any = parameter._hp_mapping  # type: ignore[attr-defined]
-        if mapping is not None:  # else it lies in the parts of other ranks
+        if mapping is not None:  # None: other ranks hold it
             address, flat = mapping.hp_fragment_address, flats[mapping.param_group_index]
             yield Fragment(name, mapping.lp_fragment_address.start, _view(optimizer, flat, address.start, address.numel))
 
 
 def _partitioned(engine: Any, optimizer: Any, write: bool) -> Iterator[Fragment]:
-    """Stage 3: an equal part of each parameter, the last ones padded; grouped so that a group fits into memory."""
+    """Yield fragments of stage 3: each rank holds an equal part of each parameter, padded at the end; a group fits memory."""
     names = {id(parameter): name for name, parameter in trained(engine).items()}
     for index, group in enumerate(optimizer.fp16_groups):
         swapped = optimizer._swappable_optimizer_subgroup(index)
@@ -127,18 +127,18 @@ def _partitioned(engine: Any, optimizer: Any, write: bool) -> Iterator[Fragment]
 
 
 def optimizer_step(engine: Any) -> float:
-    """Return how many steps Adam has made; fewer than the training when some were skipped."""
+    """Return the number of Adam's steps; below the training's steps if some were skipped."""
     return max((float(state["step"]) for state in engine.optimizer.state.values() if "step" in state), default=0.0)
 
 
 def before_writing(engine: Any) -> None:
-    """Bring the parameters into the form in which `held(write=True)` may change them. Called by all ranks."""
+    """Prepare the parameters so that `held(write=True)` may change them. All ranks must call this."""
     if engine.zero_optimization_stage() == 3:
         engine.optimizer.checkpoint_event_prologue()
 
 
 def after_writing(engine: Any, step: float) -> None:
-    """Carry the masters that `held(write=True)` changed over to the weights of the forward. Called by all ranks."""
+    """Copy the master weights that `held(write=True)` changed to the forward's weights. All ranks must call this."""
     optimizer = engine.optimizer
     for state in optimizer.state.values():
         state["step"].fill_(step)

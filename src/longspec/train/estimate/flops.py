@@ -1,8 +1,8 @@
 """Floating-point operations of a training step in closed form: a product of [m, k] and [k, n] has 2 m k n.
 
-Counted is what the formulas of target, draft and losses need: matrix products, and attention over the pairs of query and
-key that see each other. Left out are norms, activations, softmax and rotations (below 1 %), and what a kernel does more
-than once or to keys that a mask hides.
+Counted are the operations in the formulas of target, draft and losses: matrix products, and attention over the pairs of query
+and key that see each other. Not counted are norms, activations, softmax and rotations (below 1 %), and what a kernel computes
+twice or for keys that a mask hides.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from longspec.models.target import head_width
 from longspec.states.forward import depth_of
 from longspec.states.tensors import FINAL
 
-# Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so
-# a name comes before those that it contains: "H100 PCIe" before "H100".
+# Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so longer
+# names come first: "H100 PCIe" before "H100".
 PEAK_BF16 = {
     "B200": 2250e12,
     "H200": 989e12,
@@ -36,7 +36,7 @@ PEAK_BF16 = {
 
 
 class Operations(NamedTuple):
-    """Operations: the target's forward, the draft's forward and backward, the products with the head; sum() adds them up."""
+    """Hold operations: the target's forward, the draft's forward and backward, the products with the head; sum() adds them."""
 
     target: float
     draft: float
@@ -44,17 +44,17 @@ class Operations(NamedTuple):
 
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
-    """Count pairs of query and key that see each other in the first `layers` layers, in documents of so many tokens each."""
+    """Count pairs of query and key that see each other in the first `layers` layers. documents: their lengths in tokens."""
     size = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    # How many keys before its own a query sees; None: all.
+    # Number of keys before its own that a query sees; None: all.
     windows = Counter(size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers])
     lengths = Counter(documents).items()
     return float(sum(n * m * causal_pairs(length, window) for length, n in lengths for window, m in windows.items()))
 
 
 def experts_of(config: Any, layer: int) -> tuple[int, int, int] | None:
-    """Return the experts of one of the target's layers, those of a token, and the width of one; None where it is dense."""
+    """Return (experts of a target's layer, experts for each token, an expert's width); None if the layer is dense."""
     if config.model_type == "gpt_oss":
         return config.num_local_experts, config.num_experts_per_tok, config.intermediate_size
     count = getattr(config, "num_experts", None)
@@ -64,7 +64,7 @@ def experts_of(config: Any, layer: int) -> tuple[int, int, int] | None:
 
 
 def layer_products(config: Any, layer: int) -> int:
-    """Count multiplications that one token needs in the feed-forward part of a layer."""
+    """Count the multiplications for one token in the feed-forward part of a layer."""
     hidden, experts = config.hidden_size, experts_of(config, layer)
     if experts is None:
         return int(3 * hidden * config.intermediate_size)
@@ -75,7 +75,7 @@ def layer_products(config: Any, layer: int) -> int:
 def target_operations(config: Any, tokens: int, pairs: float, whole_layers: int, then_keys: bool) -> float:
     """Count the target's forward without its head, as deep as its draft needs it (depth_of). pairs: over whole layers.
 
-    Of a layer that ends with its keys and values all four projections are made.
+    A last layer that only makes keys and values still computes all four projections.
     """
     width = head_width(config)
     heads = config.num_attention_heads * width
@@ -99,7 +99,7 @@ def operations(
     """Count one step's operations, over all ranks.
 
     tokens: of all rows, padding included; documents: their lengths; labels: trained tokens; states: of the recipe, None =
-    online; with_llm_loss: whether the target's own loss is measured, without which less of it may be needed.
+    online; with_llm_loss: whether the target's own loss is measured; if not, less of the target may be needed.
     """
     reads = method.reads(config, settings, with_llm_loss=with_llm_loss)
     depth = depth_of(reads, config.num_hidden_layers)
@@ -112,17 +112,17 @@ def operations(
 
 
 def document_lengths(rows: PackedRows | TrainedRows, row_numbers: Iterable[int]) -> list[int]:
-    """Return the lengths of the documents in these rows, padding left out."""
+    """Return the lengths of the documents in these rows, without padding."""
     lengths: list[int] = []
     for number in row_numbers:
-        batch, place = rows.find(int(number))  # not the whole row: a step may have thousands
+        batch, place = rows.find(int(number))  # reading whole rows is slow: a step may have thousands
         edges = [*batch.column(DOCUMENT_STARTS)[place].as_py(), batch.column(LENGTH)[place].as_py()]
         lengths += [stop - start for start, stop in pairwise(edges)]
     return lengths
 
 
 def peak(device: torch.device, dtype: torch.dtype, configured_tflops: float | None) -> float | None:
-    """Return operations a second of one rank's device: what is configured, else the data sheet's of a known GPU."""
+    """Return operations per second of one rank's device: as configured, else a known GPU's from the data sheet; or None."""
     if configured_tflops is not None:
         return configured_tflops * 1e12
     name = torch.cuda.get_device_name(device) if device.type == "cuda" and dtype == torch.bfloat16 else ""

@@ -26,11 +26,11 @@ from longspec.states.tensors import FINAL, KEYS, VALUES, token_shape
 from longspec.train.estimate.flops import experts_of
 
 GIB = 2**30
-REDUCE_BUCKET = 500_000_000  # elements, DeepSpeed's own default; of smaller drafts their parameters (engine.py)
+REDUCE_BUCKET = 500_000_000  # elements, DeepSpeed's own default; smaller drafts use their number of parameters (engine.py)
 OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
-JOINED = ("glm4", "phi3")  # families that make gate and up by one product, whose result lives until both are used
+JOINED = ("glm4", "phi3")  # families that compute gate and up in one product, whose result lives until both are used
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
-# A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: not derived, a round guess.
+# A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: a rough guess, not derived.
 GPU_OVERHEAD = 2 * GIB
 WAYS_OUT = (
     f"runtime.micro_batch: 1; runtime.target: {PARTITIONED} or {TENSOR_PARALLEL}; runtime.target_chunk: 4096; "
@@ -40,12 +40,12 @@ WAYS_OUT = (
 
 @dataclass(frozen=True)
 class Setup:
-    """All settings that the memory estimate depends on."""
+    """Hold all settings that the memory estimate depends on."""
 
-    config: Any  # the target's
+    config: Any  # of the target
     method: Method
     settings: Any  # of the method
-    reads: tuple[str, ...]  # of the target
+    reads: tuple[str, ...]  # names of the target's tensors
     sequence_length: int
     micro_batch: int
     world_size: int
@@ -56,23 +56,23 @@ class Setup:
     target: str
     target_chunk: int | None
     target_bytes: int
-    largest_gather: int  # bytes of a partitioned target that are whole at once: a layer, or the embeddings
+    largest_gather: int  # bytes of a partitioned target gathered at once: a layer, or the embeddings
     draft_parameters: int
     stored: Tensors | None = None  # tensors of the states that are read from files; None: the target runs
-    top_k: int | None = None  # likeliest tokens that are stored in the place of `final`
+    top_k: int | None = None  # number of likeliest tokens stored instead of `final`
 
     @property
     def tokens(self) -> int:
-        """Tokens of one forward."""
+        """Return the tokens of one forward."""
         return self.micro_batch * self.sequence_length
 
     def elements(self, *names: str) -> int:
-        """Elements of one token in those of these tensors that the method reads."""
+        """Return the elements for one token of those named tensors that the method reads."""
         return sum(prod(token_shape(self.config, name)) for name in self.reads if name in names)
 
     @property
     def kept_of_target(self) -> int:
-        """Bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
+        """Return the bytes of embeddings H, RoPE's tables 4D, and what the method reads."""
         reads = [name for name in self.reads if self.top_k is None or name != FINAL]
         elements = self.config.hidden_size + 4 * head_width(self.config) + self.elements(*reads)
         return (elements * self.dtype.itemsize + TOP_BYTES * (self.top_k or 0)) * self.tokens
@@ -80,7 +80,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Item:
-    """What takes memory, in one phase, on the device or the host."""
+    """Hold one use of memory, in one phase, on the device or the host."""
 
     name: str
     bytes: int
@@ -89,16 +89,16 @@ class Item:
 
 
 def parameter_bytes(module: nn.Module) -> int:
-    """Return the bytes of all parameters, tied ones counted once."""
+    """Return the bytes of all parameters; tied ones count once."""
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def setup_of(
     config: Any, recipe: Recipe, runtime: Runtime, micro_batch: int, world_size: int, dtype: torch.dtype, device: torch.device
 ) -> Setup:
-    """Read both configurations; the models are built on the meta device, without memory.
+    """Return the settings of both configurations; the models are built on the meta device, without memory.
 
-    Raises ValueError for a target that is to be split over ranks that cannot share it.
+    Raises ValueError if the target is to be split over ranks that cannot share it.
     """
     (method, settings), states = method_of(recipe), recipe.states
     reads = method.reads(config, settings, with_llm_loss=measures_target(recipe, runtime))
@@ -134,12 +134,12 @@ def setup_of(
 def training_state(setup: Setup) -> list[Item]:
     """Return weights, gradients and optimizer of the draft, as DeepSpeed holds them for our configuration (engine.py).
 
-    Weights: P, and P / R in stage 3, where a forward gathers them all again. Optimizer: AdamW's two moments and a float32 copy
-    of the weights, 12 bytes a parameter, shared by the ranks from stage 1 on; no copy of float32 weights that stay where they
-    are. Gradients: added up in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from
-    stage 2 on. Their bucket: none in stage 0, nor in stage 1 in bf16 without offload. Offload puts the optimizer on the host,
-    from stage 2 on the gradients too, and copies of the rank's share: of gradients in float32, of weights below stage 3, and
-    in stage 1 of gradients as they were added up.
+    Weights: P, or P / R in stage 3, where a forward gathers all of them. Optimizer: AdamW's two moments and a float32 copy of
+    the weights, 12 bytes a parameter, shared by the ranks from stage 1 on; no copy if the float32 weights stay where they are.
+    Gradients: summed in float32 (in the training dtype in stage 0, and in stages 1 and 2 with offload), shared from stage 2 on.
+    Their bucket: none in stage 0, nor in stage 1 in bf16 without offload. Offload moves the optimizer to the host, from stage 2
+    on the gradients too, and adds copies of the rank's share: of gradients in float32, of weights below stage 3, and in stage 1
+    of gradients as they were summed.
     """
     parameters, stage, element = setup.draft_parameters, setup.zero_stage, setup.dtype.itemsize
     share, offloaded, fp32 = -(-parameters // setup.world_size), setup.offload != "none", setup.dtype == torch.float32
@@ -161,11 +161,11 @@ def training_state(setup: Setup) -> list[Item]:
 
 
 def widest_elements(config: Any, layer: int) -> int:
-    """Count elements a token at a feed-forward part's widest moment, beside the 4H of residual, embeddings, norm and output.
+    """Count elements a token at a feed-forward part's widest moment, without the 4H of residual, embeddings, norm and output.
 
     SwiGLU: gate, up and their product 3I. Experts, as transformers groups tokens by them (integrations/moe.py): a token's input
-    once for each of its experts kH, beside gate and up together and apart 4kI, or the output, weighted, and in order again 3kH.
-    GPT-OSS has copies of its biases beside these, 2kI and kH, and clamps: 5kI for three.
+    once for each of its experts kH, and gate and up together and apart 4kI, or the output, weighted, and in order again 3kH.
+    GPT-OSS also has copies of its biases, 2kI and kH, and clamps: 5kI for three.
     """
     hidden, experts = config.hidden_size, experts_of(config, layer)
     if experts is None:
@@ -178,11 +178,11 @@ def widest_elements(config: Any, layer: int) -> int:
 def target_items(setup: Setup) -> list[Item]:
     """Return the target's weights and its forward, which keeps nothing for a backward.
 
-    At its widest a layer holds residual, embeddings, norm and output, 4H, beside its feed-forward part, or in its attention 3H
-    beside 5ND for the rotations; this for the tokens of one chunk. The last layer's keys and values and the final hidden states
-    are made after the last rotation. With chunks, keys and values of all layers are kept until the last one, 2KDL, and the
-    hidden states once more, H. Split over ranks, a rank has its part of weights, of heads where the plan splits them, and of
-    the feed-forward part; the head is whole beside them, and another rank's rows may be under way when its own are kept.
+    At its widest a layer holds residual, embeddings, norm and output, 4H, and its feed-forward part; or in its attention 3H and
+    5ND for the rotations; both for the tokens of one chunk. The last layer's keys and values and the final hidden states are
+    made after the last rotation. With chunks, keys and values of all layers are kept until the last chunk, 2KDL, and the hidden
+    states once more, H. If the target is split, a rank has its part of the weights, of the heads if the plan splits them, and
+    of the feed-forward part, but also the whole head; another rank's rows may be computed while its own are kept.
     """
     config, element, tokens, ranks = setup.config, setup.dtype.itemsize, setup.tokens, setup.world_size
     hidden, width, layers = config.hidden_size, head_width(config), config.num_hidden_layers
@@ -208,15 +208,15 @@ def target_items(setup: Setup) -> list[Item]:
     if at_once < tokens:
         all_layers = 2 * key_values * (layers - 1) + hidden
         items.append(Item("target keys and values of all layers", all_layers * tokens * element, TARGET))
-        # Of a block of queries against all keys, for backends without kernels for it.
+        # For a block of queries against all keys, in backends without kernels for it.
         items.append(Item("attention mask", QUERY_BLOCK * groups * setup.sequence_length * element, TARGET))
     return items
 
 
 def stored_items(setup: Setup, stored: Tensors) -> list[Item]:
-    """Return embedding, norm and head of a target whose states are stored, and two micro batches of these, on the host.
+    """Return embedding, norm and head of a target with stored states, and two micro batches of states, on the host.
 
-    The one in use is on a GPU too, while it is decoded.
+    The micro batch in use is also on a GPU, while it is decoded.
     """
     on_gpu, micro_batch = setup.device.type == "cuda", bytes_a_token(stored) * setup.tokens
     return [
@@ -252,14 +252,14 @@ def estimate(setup: Setup) -> list[Item]:
 
 
 def peak(items: list[Item], *, on_host: bool = False) -> int:
-    """Return bytes at the worst moment: what is always there and the larger of the two phases."""
+    """Return the bytes at the worst moment: what is always there plus the larger of the two phases."""
     here = [item for item in items if item.on_host == on_host]
     sums = {phase: sum(item.bytes for item in here if item.phase == phase) for phase in (ALWAYS, TARGET, DRAFT)}
     return sums[ALWAYS] + max(sums[TARGET], sums[DRAFT])
 
 
 def gib(size: float) -> str:
-    """Return a size as people read it."""
+    """Return a size as text, in GiB or MiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"
 
 
@@ -273,7 +273,7 @@ def table(setup: Setup) -> str:
 
 
 def out_of_memory(setup: Setup, available: int) -> str:
-    """Return how much is needed and how much there is, and what to change."""
+    """Return a message: how much is needed, how much there is, and what to change."""
     return (
         f"out of memory: a micro batch of {setup.micro_batch} x {setup.sequence_length} tokens needs about "
         f"{gib(peak(estimate(setup)))} of this device's {gib(available)}. Change one or several of: {WAYS_OUT}"

@@ -24,15 +24,15 @@ from longspec.train.checkpoint.zero_state import KINDS
 from longspec.train.estimate import flops
 from longspec.train.estimate.memory import GIB, Setup, estimate, gib, out_of_memory, peak, setup_of, table
 
-TYPICAL_FLOPS = 400e12  # operations a second of one GPU, where nobody says them
-SLOTS_WHILE_SAVING = 3  # of checkpoints: last, last_2 and the one being written
-CHECKPOINT_BYTES = 4 * len(KINDS)  # a parameter: float32 weights and moments
+TYPICAL_FLOPS = 400e12  # operations per second of one GPU, if the user gives none
+SLOTS_WHILE_SAVING = 3  # checkpoints: last, last_2 and the one being written
+CHECKPOINT_BYTES = 4 * len(KINDS)  # bytes per parameter: float32 weights and moments
 DRAFT_FILES = 2  # .safetensors and .pth, in float32
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How many rows a stage trains on, and of a row like all of them the lengths of its documents and its labels."""
+    """Hold a stage's number of rows, and an average row's document lengths and number of labels."""
 
     number: int
     documents: list[int]
@@ -41,7 +41,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Plan:
-    """One stage's figures."""
+    """Hold one stage's figures."""
 
     setup: Setup
     steps: int
@@ -50,14 +50,14 @@ class Plan:
     disk: int
 
     def hours(self, rate: float) -> float:
-        """Return the hours of training, when each rank does `rate` operations a second."""
+        """Return the hours of training if each rank does `rate` operations per second."""
         return self.steps * sum(self.operations) / (rate * self.setup.world_size) / 3600
 
 
 def read_target(name: str) -> Any:
-    """Read the configuration of a target's folder, of a target_manifest.json, or of a hub name, of which it alone is fetched.
+    """Read the configuration of a target's folder, a target_manifest.json, or a hub name; only config.json is downloaded.
 
-    Raises ValueError when there is none, a JSON file names no folder, or the target is not supported.
+    Raises ValueError if there is none, if a JSON file names no folder, or if the target is not supported.
     """
     path = named_folder(Path(name)) if name.endswith(".json") else name
     config = read_target_config(path)
@@ -66,19 +66,19 @@ def read_target(name: str) -> Any:
 
 
 def counted_rows(manifest: Path) -> Rows:
-    """Return packed data: a row has as many documents, each as long, and as many labels as they have on average."""
+    """Return packed data as equal rows, with the average number of documents, document length and labels."""
     counted = PackedRows(manifest).manifest
     number, pieces = counted["rows"], counted["pieces"]
     return Rows(number, [counted["tokens"] // pieces] * round(pieces / number), max(1, counted["labels"] // number))
 
 
 def whole_rows(number: int, length: int) -> Rows:
-    """Return rows of one document each, every token trained: the most they can cost."""
+    """Return rows of one document each with every token trained: the most expensive ones."""
     return Rows(number, [length], length - 1)
 
 
 def disk_bytes(setup: Setup) -> int:
-    """Return checkpoints at their most, and the draft's folder, whose files may hold more than is trained."""
+    """Return the bytes of checkpoints at their most, plus the draft's folder, whose files may hold more than is trained."""
     with torch.device("meta"):
         published = setup.method.published(setup.method.layer(setup.config, setup.settings).state_dict(), setup.settings)
     draft = DRAFT_FILES * 4 * sum(tensor.numel() for tensor in published.values())
@@ -88,12 +88,12 @@ def disk_bytes(setup: Setup) -> int:
 def plan_stage(
     config: Any, recipe: Recipe, runtime: Runtime, own: Sequence[Rows], world_size: int, device: torch.device
 ) -> Plan:
-    """Plan one stage. own: its rows, of each of its data sets; replayed rows are counted like those of the first.
+    """Plan one stage. own: rows of each of its data sets; replayed rows are counted like those of the first.
 
-    Raises ValueError when the data or the ranks do not fit the global batch.
+    Raises ValueError if the data or the ranks do not fit the global batch.
     """
     sources = [*own, *[own[0]] * len(recipe.data.replay)]
-    # Of each source, to be a row of a global batch.
+    # The chance that a row of a global batch comes from each source.
     chance = chances([1] * len(sources), [each.labels for each in sources], shares_of(recipe.data))
     schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
     steps = recipe.steps or schedule.steps(recipe.epochs)
@@ -111,7 +111,7 @@ def plan_stage(
 
 
 def stage_lines(recipe: Recipe, plan: Plan, rate: float, available: int) -> list[str]:
-    """Return batches, memory, time and disk of one stage, whether it fits, and what to change when it does not."""
+    """Return batches, memory, time and disk of one stage, whether it fits, and what to change if it does not."""
     setup, each, needed = plan.setup, plan.operations, peak(estimate(plan.setup))
     total = sum(each)
     fits = f"fits {gib(available)} with {gib(available - needed)} to spare"
@@ -149,7 +149,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows]]:
-    """Return the rows of each stage, of each of its data sets. Raises ValueError when there are not as many as these."""
+    """Return the rows of each stage, for each of its data sets. Raises ValueError if their numbers do not match."""
     recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
     if len(options.data or options.rows or []) != len(recipe_of):
         raise ValueError(
@@ -163,7 +163,7 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows
 
 
 def main(argv: list[str]) -> int:
-    """Print the plan; 0 when every stage fits, 1 when one does not or something is wrong."""
+    """Print the plan; return 0 if every stage fits, 1 if one does not or something is wrong."""
     options = parser().parse_args(argv)
     available, rate = int(options.gpu_memory_gib * GIB), options.flops
     try:
