@@ -1,6 +1,6 @@
-"""Answers by the target itself in the plan: whose records are regenerated, where the answers lie, who makes them.
+"""Plan answers by the target itself: whose records are regenerated, where the answers are, who makes them.
 
-A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide them).
+A folder of answers has three names, which are wildcards: model, dataset, and answering (the settings that decide the answers).
 """
 
 from longspec.answers import settings as answer_settings
@@ -15,7 +15,7 @@ KEY = "regenerate"
 
 
 class AnswersPlan:
-    """What the rules ask of answers. Raises ValueError for settings that do not go together, and for what nobody can answer."""
+    """Answer the rules' questions about answers. Raises ValueError for settings that conflict, and for unanswerable data."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -48,58 +48,58 @@ class AnswersPlan:
 
     @property
     def answerings(self) -> list[str]:
-        """The last names of all folders."""
+        """Return the last part of all folders' names."""
         return sorted({answer_settings.folder_name(each) for each in self.chosen.values()})
 
     @property
     def asked(self) -> list[str]:
-        """The datasets that a server which runs already answers: their jobs need no machine of their own."""
+        """Return the datasets answered by a server that already runs: their jobs need no machine of their own."""
         settings = self.chosen.items()
         return [name for name, each in settings if each.engine == answer_settings.ENDPOINT and each.server is None]
 
     @property
     def computed(self) -> list[str]:
-        """The datasets whose jobs load the target, or start its server."""
+        """Return the datasets whose jobs load the target, or start its server."""
         return [name for name in self.chosen if name not in self.asked]
 
     # Files.
 
     def records(self, model: str, dataset: str) -> str:
-        """The manifest of the records that a target's tokens are made of: its own answers, or the raw ones."""
+        """Return the manifest of the records that become a target's tokens: its own answers, or the raw records."""
         return f"{self.folder(model, dataset)}/manifest.json" if dataset in self.chosen else paths.RAW.format(dataset=dataset)
 
     def folder(self, model: str, dataset: str) -> str:
-        """The folder of a target's answers to a dataset."""
+        """Return the folder of a target's answers to a dataset."""
         answering = answer_settings.folder_name(self.chosen[dataset])
         return paths.ANSWERS.format(model=model, dataset=dataset, answering=answering)
 
     def shards(self, model: str, dataset: str) -> list[str]:
-        """The manifests of all shards: as many as the dataset is tokenized in."""
+        """Return the manifests of all answer shards: as many as the dataset's token shards."""
         number = self.choices.data[dataset]["shards"]
         return [f"{self.folder(model, dataset)}/{part}-of-{number}/shard.json" for part in range(number)]
 
     def trained(self, run: str) -> list[str]:
-        """The manifests of the answers that a run trains on."""
+        """Return the manifests of the answers that a run trains on."""
         model = self.choices.model_of(run)
         return [self.records(model, name) for name in sorted(self.choices.trained_on_by(run)) if name in self.chosen]
 
     def compared_options(self, first: str, second: str) -> list[str]:
-        """How the report of two runs is told of these."""
+        """Return the option with the answers that two runs train on, for their common report."""
         answered = sorted({*self.trained(first), *self.trained(second)})
         return ["--answers", *answered] if answered else []
 
     def evaluation_options(self, run: str) -> list[str]:
-        """How an evaluation is told of held-out records: each dataset's name with what its prompts are drawn from."""
+        """Return an evaluation's options for held-out records: each dataset's name with the file its prompts are drawn from."""
         return [f"{name}={path}" for name, path in self._evaluated(run).items()]
 
     def evaluation_records(self, run: str) -> list[str]:
-        """The files of that."""
+        """Return the files in evaluation_options."""
         return list(self._evaluated(run).values())
 
     def _evaluated(self, run: str) -> dict[str, str]:
-        """By dataset, the manifest of what a run's prompts are drawn from.
+        """Return, by dataset, the manifest that a run's prompts are drawn from.
 
-        That is the target's answers where the run trains on them, or a prompt may have parts of them; else the raw records.
+        This is the target's answers if the run trains on them, or if a prompt may contain parts of them; else the raw records.
         """
         model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *self._read(run)}
         return {
@@ -108,13 +108,13 @@ class AnswersPlan:
         }
 
     def _read(self, run: str) -> list[str]:
-        """The datasets of whose answers a run's prompts may have parts; questions that are asked whole need none."""
+        """Return the datasets whose answers may be parts of a run's prompts; whole questions need no answers."""
         measured = self.choices.evaluation_of.get(run)
         tasks = [] if measured is None else measured.tasks.values()
         return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})
 
     def wanted(self) -> list[tuple[str, str]]:
-        """Each target with each dataset that it answers."""
+        """Return (target, dataset) for each dataset that a target answers."""
         recipes = [config.recipe for config in self.choices.configs.values()]
         pairs = [(recipe.model.name, name) for recipe in recipes for name in mix_of(recipe.data.name)]
         pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
@@ -123,9 +123,9 @@ class AnswersPlan:
     # Settings.
 
     def settings(self, dataset: str) -> str:
-        """What decides the answers, as canonical JSON."""
+        """Return the settings that decide the answers, as canonical JSON."""
         return answer_settings.deciding(self.chosen[dataset])
 
     def runtime(self, dataset: str) -> str:
-        """What does not."""
+        """Return the settings that do not change the answers."""
         return answer_settings.runtime(self.chosen[dataset])

@@ -1,7 +1,7 @@
 """From the settings of config/workflow.yaml to a checked plan.
 
-What can be wrong is found here, before there is a graph: an error inside a function that Snakemake asks for a job's input
-goes unseen whenever the job's output already exists. Each message names the key and the fix.
+Errors are found here, before there is a graph: an error inside a function that Snakemake calls for a job's input goes unseen
+if the job's output already exists. Each message names the key and the fix.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFil
 
 
 def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Plan:
-    """All choices of the settings, composed. Raises ValueError for the first that is wrong."""
+    """Return a plan with all choices of the settings, composed. Raises ValueError for the first error."""
     shared = _checked_settings(settings)
     for name in shared["variants"]:
         runs.check_choice("variants", name, "variant", config_dir)
@@ -49,7 +49,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
 
 
 def _check_measured(plan: Plan) -> None:
-    """Check targets, data, answers and prompts beside how the plan's runs are measured. Raises ValueError."""
+    """Check targets, data, answers and prompts, and how the plan's runs are measured. Raises ValueError."""
     _check_engines(plan)
     runs.check_targets(plan.configs, plan.evaluation_of)
     datasets.check_data(plan.datasets_in_use(), plan.data, plan.files.values())
@@ -62,15 +62,15 @@ def _check_measured(plan: Plan) -> None:
 
 
 def check_prompts(plan: Plan) -> None:
-    """Raise ValueError when the prompts of a task lack a field that its template asks for. It opens the files."""
+    """Raise ValueError if a task's prompts lack a field that its template asks for. This opens the files."""
     for each in plan.evaluation_of.values():
         datasets.check_prompts(each.tasks, each.file_of("tasks"))
 
 
 def data_of_runs(settings: dict[str, Any], known: Iterable[Run]) -> dict[str, Any]:
-    """Return the settings with the data sets of the known runs' own files beside those of config/workflow.yaml.
+    """Return the settings with the data sets of the known runs' own files added to those of config/workflow.yaml.
 
-    Raises ValueError, with the run's file, for a wrong key and for a name that stands for two data sets.
+    Raises ValueError, with the run's file, for a wrong key and for two data sets with one name.
     """
     data = dict(settings["data"])
     for run in known:
@@ -86,7 +86,7 @@ def data_of_runs(settings: dict[str, Any], known: Iterable[Run]) -> dict[str, An
 
 
 def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings with their presets laid out, held against their types."""
+    """Return the settings with presets expanded. Raises ValueError for keys that do not fit their types."""
     laid_out = {key: value for key, value in settings.items() if key != "run"}
     laid_out |= {"runs": [settings["run"]]} if "run" in settings else {}
     with faults.faults_in(datasets.FILE):
@@ -100,7 +100,7 @@ def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_engines(plan: Plan) -> None:
-    """Raise ValueError for drafts that the chosen engine does not load, and where its interpreter is missing."""
+    """Raise ValueError for drafts that the chosen engine does not load, and for a missing interpreter."""
     for run, measured in plan.evaluation_of.items():
         section = measured.section
         if section.get("engine", OURS) == OURS:
@@ -112,7 +112,7 @@ def _check_engines(plan: Plan) -> None:
             continue
         engine = ENGINES[section["engine"]]
         chain = max((shape for shape in section["shapes"] if isinstance(shape, int)), default=0)
-        # What files hold is known to the evaluation alone.
+        # Only the evaluation reads the files, so tasks without a limit are not counted.
         limited = [task for task in measured.tasks.values() if isinstance(task, tasks.HeldOut) or task.longest]
         longest = max((task.most_tokens + chain for task in limited), default=0)
         if section.get("draft_vocabulary") is not None:
@@ -135,7 +135,7 @@ def _check_engines(plan: Plan) -> None:
 
 
 def _check_answered(plan: Choices) -> None:
-    """Raise ValueError where something but whole questions is wanted of a dataset that has no answers."""
+    """Raise ValueError if anything but whole questions is wanted of a dataset without answers."""
     without = [name for name, entry in plan.data.items() if entry["source"] == "questions" and entry.get("regenerate") is None]
     for name in sorted(plan.datasets_trained_on().intersection(without)):
         raise ValueError(
@@ -152,16 +152,16 @@ def _check_answered(plan: Choices) -> None:
 
 
 class Bench(Plan):
-    """The plan's answers for what is measured apart, of the runs that measure something apart: `evaluation_of` names them."""
+    """Answer the rules' questions about what is measured apart; `evaluation_of` holds only runs with such measurements."""
 
     measured = "bench"
 
     def report_variants(self, run: str) -> list[str]:
-        """Return the report's options: the folders it reads, by variant, and which of their evaluations."""
+        """Return the report's options: the folder of each variant, and which of its evaluations to read."""
         return [*super().report_variants(run), "--evaluations bench"]
 
     def pages(self) -> list[str]:
-        """Return the page of each of these runs. Raises ValueError where none of the chosen runs has one."""
+        """Return the page of each of these runs. Raises ValueError if no chosen run measures anything apart."""
         if not self.evaluation_of:
             raise ValueError(
                 f"runs: {', '.join(self.runs)}: none has evaluation.bench, what is measured apart; add it to "
@@ -171,7 +171,7 @@ class Bench(Plan):
 
 
 def bench_of(plan: Plan) -> Bench:
-    """A checked plan's bench. Raises ValueError with the key that is wrong."""
+    """Return the bench of a checked plan. Raises ValueError with the wrong key."""
     apart = {run: evaluations.apart(each) for run, each in plan.evaluation_of.items() if each.section.get("bench")}
     bench = Bench(plan.settings, plan.files, plan.variants, plan.configs, apart)
     _check_measured(bench)

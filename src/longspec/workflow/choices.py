@@ -1,4 +1,4 @@
-"""Hold all that is chosen: runs, their variants, stages and targets, datasets and tasks, and which of them is used for what."""
+"""Hold all choices: runs, variants, stages and targets, datasets and tasks, and which of them is used for what."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,9 +18,9 @@ Stage = tuple[str, str, str]  # run, variant, stage
 
 @dataclass(frozen=True)
 class Choices:
-    """Hold what is chosen; beside the chosen runs stand those that lend one their draft vocabulary, in the variants lent.
+    """Hold all choices: for the chosen runs, and for the runs that lend them a draft vocabulary.
 
-    settings: of config/workflow.yaml, presets laid out; files, variants: of each run, in order; configs: the composed
+    settings: of config/workflow.yaml, presets expanded; files, variants: of each run, in order; configs: composed
     configurations by (run, variant, stage); evaluation_of: how each chosen run is measured.
     """
 
@@ -30,7 +30,7 @@ class Choices:
     configs: dict[Stage, Any]
     evaluation_of: dict[str, RunEvaluation]
 
-    # Names, which become the wildcards' values.
+    # Names: values of the wildcards.
 
     @property
     def runs(self) -> list[str]:
@@ -48,33 +48,33 @@ class Choices:
 
     @property
     def drafters(self) -> list[str]:
-        """Return names of everything that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
+        """Return the names of all that may be evaluated: baselines, every stage, the published draft with prompt lookup."""
         imported = [IMPORTED] if self.beginnings else []
         return [*BASELINES, *imported, *(stage for stages in self.stages.values() for stage in stages), WITH_LOOKUP]
 
     @property
     def models(self) -> dict[str, Any]:
-        """Return a configuration of each target, by the target's name."""
+        """Return target name -> the configuration of one of its stages."""
         return {config.recipe.model.name: config for config in self.configs.values()}
 
     @property
     def built(self) -> list[str]:
-        """Return the targets that are made here."""
+        """Return the targets that are trained here."""
         return [name for name, config in self.models.items() if config.recipe.model.source == BUILT]
 
     @property
     def of_gguf(self) -> list[str]:
-        """Return the targets that are made of GGUF files."""
+        """Return the targets that are made from GGUF files."""
         return [name for name, config in self.models.items() if is_gguf(config.recipe.model.source)]
 
     @property
     def of_wheels(self) -> list[str]:
-        """Return those among them whose files are taken out of wheels."""
+        """Return those of them whose GGUF files come from wheels."""
         return [name for name in self.of_gguf if self.models[name].recipe.model.source.startswith(WHEEL_PREFIX)]
 
     @property
     def fetched(self) -> list[str]:
-        """Return the other targets, which are taken as they are."""
+        """Return the other targets, which are used as they are."""
         return [name for name in self.models if name not in (*self.built, *self.of_gguf)]
 
     def model_of(self, run: str) -> str:
@@ -92,27 +92,27 @@ class Choices:
 
     @property
     def beginnings(self) -> dict[str, str]:
-        """Return where the drafts made elsewhere come from that runs begin with, by their names here."""
+        """Return name here -> source, for the drafts made elsewhere that runs begin with."""
         found = [self.init(run, variant) for run in self.files for variant in self.variants[run]]
         return {readable_name(source): source for source in found if source is not None}
 
     def init(self, run: str, variant: str) -> str | None:
-        """Return the draft made elsewhere with which a run's first stage begins; None: a fresh one."""
+        """Return the source of the draft that a run's first stage begins with; None: a fresh draft."""
         source = self.first_recipe(run, variant).init
         return None if source is None else str(source)
 
     def begun_with(self, run: str, variant: str) -> list[str]:
-        """Return the name of that draft among the drafters of a run, before its first stage; none where there is none."""
+        """Return that draft's name among a run's drafters, before its first stage; [] if the draft is fresh."""
         return [] if self.init(run, variant) is None else [IMPORTED]
 
     # Draft vocabularies.
 
     def first_recipe(self, run: str, variant: str) -> Any:
-        """Return the recipe of the first stage, whose section `method` is that of all."""
+        """Return the recipe of the first stage; all stages have the same section `method`."""
         return self.configs[run, variant, self.stages[run][0]].recipe
 
     def lender(self, run: str, variant: str) -> tuple[str, str] | None:
-        """Return the run and variant whose draft vocabulary this one takes over, the same variant if there; None: its own."""
+        """Return run and variant that lend a draft vocabulary, the same variant if that run has it; None: its own is used."""
         other = methods.vocabulary_lender(self.first_recipe(run, variant))
         if other is None:
             return None
@@ -122,16 +122,16 @@ class Choices:
     # Which datasets are used for what.
 
     def replayed_data(self, run: str, variant: str, stage: str) -> dict[str, str]:
-        """Return the datasets that a stage replays, by what recipe.data.replay calls them, in the order of these names."""
+        """Return name in recipe.data.replay -> dataset that a stage replays, sorted by these names."""
         names = [(name, *name.split(OF_STAGE)) for name in sorted(self.configs[run, variant, stage].recipe.data.replay)]
         return {name: (of or [self.configs[run, variant, earlier].recipe.data.name])[0] for name, earlier, *of in names}
 
     def mixture(self, model: str) -> list[Any]:
-        """Return the phases of training of a target; none of a fetched one."""
+        """Return the phases of a target's training; [] for a target that is not trained here."""
         return self.models[model].build.mixture if model in self.built else []
 
     def datasets_in_use(self) -> dict[str, str]:
-        """Return every dataset of the chosen runs with the key that names it."""
+        """Return every dataset of the chosen runs, with the key that names it."""
         names: dict[str, str] = {}
         for (run, _, stage), config in self.configs.items():
             mix = mix_of(config.recipe.data.name)

@@ -1,6 +1,6 @@
-"""Answer each rule's questions about a job: its files and its settings; those of measured drafts in measuring.py.
+"""Answer each rule's questions about a job: its files and its settings; measuring.py has those about measured drafts.
 
-Arguments have the names of wildcards and hold what these hold. `longspec.workflow.checks.checked_plan` makes a plan.
+Arguments have the names and values of wildcards. `longspec.workflow.checks.checked_plan` makes a plan.
 """
 
 import json
@@ -25,25 +25,25 @@ from longspec.workflow.settings.targets import local_files
 
 
 class Plan(MeasuringPlan):
-    """Hold the choices, with an answer to each question of a rule."""
+    """Answer each question of a rule, from the choices."""
 
     # Records, tokens.
 
     @property
     def fetched_data(self) -> dict[str, dict[str, Any]]:
-        """Return the entries of what is fetched, by its folder's name in data/hub/: datasets, and prompts of tasks."""
+        """Return folder name in data/hub/ -> entry of what is fetched: datasets, and prompts of tasks."""
         data = {name: HUB | entry for name, entry in self.data.items() if is_hub(entry["source"])}
         return data | {name: asdict(task) for name, task in self.hub_prompts.items()}
 
     def raw_files(self, dataset: str) -> list[Any]:
-        """Return the files that a dataset is read from, or the manifest of what was fetched; none for records made here."""
+        """Return the files a dataset is read from, or the manifest of what was fetched; [] for records that are made here."""
         source = self.data[dataset]["source"]
         if is_made(source):
             return []
         return [paths.HUB.format(dataset=dataset)] if is_hub(source) else source_files.files_of(source)
 
     def raw_settings(self, dataset: str) -> str:
-        """Return how a dataset's records are made, as canonical JSON; what is done with them is not part of it."""
+        """Return the settings that make a dataset's records, as canonical JSON, without those for later steps."""
         settings = self.data[dataset]
         answered_anew = settings.get("regenerate") is not None and not is_made(settings["source"])
         unanswered = {UNANSWERED: True} if answered_anew else {}
@@ -51,13 +51,13 @@ class Plan(MeasuringPlan):
         return json.dumps(kept | unanswered, sort_keys=True)
 
     def other_sources(self) -> list[str]:
-        """Return a line for each data set whose records here are of another source, perhaps of another run's data, or of a file
-        in whose place an older one lies, which Snakemake does not notice.
+        """Return a line for each data set whose records on disk come from another source, perhaps another run's data, or from a
+        file since replaced by an older one, which Snakemake does not notice.
         """
         lines = []
         for name in self.datasets_in_use():
             source = held = self.data[name]["source"]
-            with suppress(OSError, ValueError, KeyError):  # not there, or damaged, as its job will find
+            with suppress(OSError, ValueError, KeyError):  # missing or damaged: its job will find that
                 made = read_json(manifest := Path(paths.RAW.format(dataset=name)))
                 held = made["settings"]["source"]
                 for path, told in {} if is_hub(source) else made["inputs"].items():
@@ -72,7 +72,7 @@ class Plan(MeasuringPlan):
         return lines
 
     def shards(self, dataset: str) -> int:
-        """Return in how many parts a dataset is tokenized."""
+        """Return the number of parts in which a dataset is tokenized."""
         return self.data[dataset]["shards"]
 
     def token_shards(self, model: str, dataset: str) -> list[str]:
@@ -93,13 +93,13 @@ class Plan(MeasuringPlan):
         return [_packed(recipe, dataset) for dataset in self.replayed_data(run, variant, stage).values()]
 
     def replay_options(self, run: str, variant: str, stage: str, replayed: list[str]) -> list[str]:
-        """Return the options that name them, each with the stage that it is of."""
+        """Return the options for the replayed rows, each with the name of its stage."""
         names = self.replayed_data(run, variant, stage)
         named = [f"{name}={path}" for name, path in zip(names, replayed, strict=True)]
         return ["--replay", *named] if named else []
 
     def all_rows(self, run: str, variant: str | None = None) -> list[str]:
-        """Return the manifests of the own rows of all stages of a run, or of one variant of it."""
+        """Return the manifests of all stages' own rows, of a run or of one variant of it."""
         return sorted({path for stage in self.stages_of(run, variant) for path in self.rows(*stage)})
 
     def trained_rows(self, run: str, variant: str | None = None) -> list[str]:
@@ -110,8 +110,8 @@ class Plan(MeasuringPlan):
     # Draft vocabularies.
 
     def named_rows(self, run: str, variant: str) -> list[str]:
-        """Return the rows of each stage under its name, of a mix under stage/data set: the trained tokens of all are counted,
-        those of each once.
+        """Return NAME=manifest of each stage's rows; NAME is the stage, for a mix stage/data set. The draft vocabulary counts
+        the trained tokens of all these rows, each row once.
         """
         named = []
         for stage in self.stages_of(run, variant):
@@ -121,7 +121,7 @@ class Plan(MeasuringPlan):
         return named
 
     def taken_vocabulary(self, run: str, variant: str, size: str) -> list[str]:
-        """Return the file of another run, or of the draft to begin with, whose tokens are taken; none where this run counts."""
+        """Return the vocabulary file to take over, of another run or of the draft to begin with; [] if this run counts."""
         if methods.vocabulary_size(self.first_recipe(run, variant)) != int(size):
             return []
         if self.init(run, variant) is not None:
@@ -130,12 +130,12 @@ class Plan(MeasuringPlan):
         return [] if lender is None else [vocabulary_file(*lender, int(size))]
 
     def vocabulary(self, run: str, variant: str) -> list[str]:
-        """Return the draft vocabulary that decides weights; none where the draft can propose all of the target's tokens."""
+        """Return the draft vocabulary that decides weights; [] if the draft can propose all of the target's tokens."""
         size = methods.vocabulary_size(self.first_recipe(run, variant))
         return [] if size is None else [vocabulary_file(run, variant, size)]
 
     def vocabulary_while_drafting(self, run: str, variant: str) -> list[str]:
-        """Return the draft vocabulary that is decoded with: the draft's own, or the evaluation's for one that can have it."""
+        """Return the draft vocabulary for decoding: the draft's own, or else the evaluation's."""
         recipe, size = self.first_recipe(run, variant), self.evaluation_of[run].section.get("draft_vocabulary")
         if size is not None and not methods.has_own_vocabulary(recipe.method.name):
             return [vocabulary_file(run, variant, size)]
@@ -146,15 +146,15 @@ class Plan(MeasuringPlan):
         return [] if drafter == LOOKUP else self.vocabulary_while_drafting(run, variant)
 
     def report_vocabularies(self, run: str) -> list[str]:
-        """Return the draft vocabularies that a report tells of."""
+        """Return the draft vocabularies that a report shows."""
         return [path for variant in self.variants[run] for path in self.vocabulary_while_drafting(run, variant)]
 
     # Two runs side by side.
 
     def compared_options(self, first: str, second: str) -> list[str]:
-        """Return what the report of two runs reads: all that their own have, each variant under its run's name and its own.
+        """Return the options of a report on two runs: all that their own reports read, with run/variant as variant names.
 
-        compared_page has found that they are measured alike; their gates are those of the first.
+        compared_page has checked that both are measured alike; the gates are the first run's.
         """
         both = [(run, variant) for run in (first, second) for variant in self.variants[run]]
         options = ["--settings", self.evaluation_settings(first), "--gates", self.gates(first)]
@@ -169,19 +169,19 @@ class Plan(MeasuringPlan):
     # Targets.
 
     def model_source(self, model: str) -> str:
-        """Return where a target that is not built comes from."""
+        """Return the source of a target that is not trained here."""
         return self.models[model].recipe.model.source
 
     def model_sha256(self, model: str) -> str | None:
-        """Return the hash of a target's GGUF file, as its recipe gives it."""
+        """Return the hash of a target's GGUF file, from its recipe; None: not given."""
         return self.models[model].recipe.model.sha256
 
     def wheel_file(self, model: str) -> list[str]:
-        """Return the manifest of the GGUF file that is taken out of a wheel for a target; none for one of this machine."""
+        """Return the manifest of a target's GGUF file from a wheel; [] if the file is on this machine."""
         return [paths.WHEEL_FILE.format(model=model)] if model in self.of_wheels else []
 
     def sha256_option(self, model: str) -> list[str]:
-        """Return the option that tells the job that makes a target of a GGUF file the file's hash."""
+        """Return the option with the GGUF file's hash, for the job that makes a target from it; [] without one."""
         sha256 = self.model_sha256(model)
         return ["--sha256", sha256] if sha256 else []
 
@@ -194,16 +194,16 @@ class Plan(MeasuringPlan):
         return paths.TOKENIZER.format(model=self.model_of(run))
 
     def build_yaml(self, model: str) -> str:
-        """Return how a built target is made, as canonical YAML."""
+        """Return the settings of a target that is trained here, as canonical YAML."""
         return to_yaml(self.models[model].build)
 
     def tokenizer_data(self, model: str) -> list[str]:
-        """Return the raw records a built tokenizer is trained on: its target's, whatever runs are chosen beside."""
+        """Return the raw records a built tokenizer is trained on: its target's, whichever runs are chosen."""
         names = {phase["dataset"] for phase in self.mixture(model)}
         return [paths.RAW.format(dataset=name) for name in sorted(names)]
 
     def mixture_rows(self, model: str) -> list[str]:
-        """Return the rows a built target is trained on, in the order of its phases: every token is a label."""
+        """Return the rows a built target is trained on, in the order of its phases; every token in them is a label."""
         packed = {"model": model, "collation": "base", "overlong": "split"}
         phases = self.mixture(model)
         found = [paths.PACKED.format(**packed, dataset=each["dataset"], length=each["sequence_length"]) for each in phases]
@@ -212,25 +212,25 @@ class Plan(MeasuringPlan):
     # Drafts made elsewhere, which runs begin with.
 
     def draft_source(self, draft: str) -> str:
-        """Return the source of a draft by its name here: hf:<owner>/<repository>[@revision] or a folder."""
+        """Return the source of a draft from its name here: hf:<owner>/<repository>[@revision] or a folder."""
         return self.beginnings[draft]
 
     def draft_files(self, draft: str) -> list[str]:
-        """Return the files of a draft that lies on this machine; none for one of the hub."""
+        """Return the files of a draft on this machine; [] for one of the hub."""
         return local_files(self.draft_source(draft))
 
     @property
     def begun_runs(self) -> list[str]:
-        """Return the runs that begin with such a draft in some variant."""
+        """Return the runs that begin with a draft made elsewhere, in some variant."""
         return [run for run in self.files if any(self.init(run, variant) for variant in self.variants[run])]
 
     def fetched_draft(self, run: str, variant: str) -> list[str]:
-        """Return the manifest of the draft that a run begins with; none for a run that begins anew."""
+        """Return the manifest of the draft that a run begins with; [] for a run with a fresh draft."""
         source = self.init(run, variant)
         return [] if source is None else [paths.PUBLISHED.format(draft=readable_name(source))]
 
     def imported_config(self, run: str, variant: str) -> list[str]:
-        """Return the config.json of the draft that a run began with, for the final draft's provenance; none without one."""
+        """Return the config.json of the draft that a run began with, for the final draft's provenance; [] without one."""
         config = f"{paths.BEGINNING}/config.json".format(run=run, variant=variant)
         return [] if self.init(run, variant) is None else [config]
 
@@ -245,36 +245,36 @@ class Plan(MeasuringPlan):
         return [paths.stage_folder(*stage) for stage in self.stages_of(run, variant)]
 
     def stage_files(self, run: str, variant: str | None = None) -> list[str]:
-        """Return the files that tell about each of these stages when it is trained."""
+        """Return the files that describe each of these stages once it is trained."""
         names = ["checkpoint.json", "metrics.jsonl", "recipe.yaml"]
         return [f"{folder}/{name}" for folder in self.stage_folders(run, variant) for name in names]
 
     def previous_weights(self, run: str, variant: str, stage: str) -> list[str]:
-        """Return the weights a stage starts from; none for the first, but in a run that begins with a draft made elsewhere."""
+        """Return the weights a stage starts from; [] for a first stage, unless the run begins with a draft made elsewhere."""
         stages = self.stages[run]
         before = [*self.begun_with(run, variant), *stages[: stages.index(stage)]][-1:]
         return [f"{paths.stage_folder(run, variant, each)}/draft/model.safetensors" for each in before]
 
     def frozen(self, section: str, run: str) -> list[str]:
-        """Return the recipes or the runtimes of all stages of a run."""
+        """Return the recipe.yaml or the runtime.yaml of all stages of a run. section: recipe or runtime."""
         return [f"{folder}/{section}.yaml" for folder in self.stage_folders(run)]
 
 
 def vocabulary_file(run: str, variant: str, size: int) -> str:
-    """Return the file of a draft vocabulary."""
+    """Return the path of a draft vocabulary."""
     return paths.DRAFT_VOCABULARY.format(run=run, variant=variant, size=size)
 
 
 def _packed(recipe: Any, dataset: str) -> str:
-    """Return the manifest of a dataset's rows as a recipe has them packed."""
+    """Return the manifest of a dataset's rows, packed as a recipe says."""
     packed = {"collation": recipe.data.collation, "length": recipe.data.sequence_length, "overlong": recipe.data.overlong}
     return paths.PACKED.format(model=recipe.model.name, dataset=dataset, **packed)
 
 
 def check_frozen(path: str, text: str) -> None:
-    """Raise ValueError for a frozen file that says something else than the plan, which no job is to write anew.
+    """Raise ValueError if a frozen file differs from the plan: no job may overwrite it.
 
-    Of an empty one its readers say so.
+    An empty file is reported by its readers.
     """
     found = Path(path).read_bytes() if Path(path).is_file() else b""
     if found and found != text.encode():
@@ -285,8 +285,8 @@ def check_frozen(path: str, text: str) -> None:
 
 
 def freeze_runtime(folder: str, text: str, name: str = "runtime.yaml") -> None:
-    """Write this file of a job's folder before the job starts, where it is not there or reads otherwise. It is no input of the
-    job: how a stage is run re-trains nothing.
+    """Write a file of a job's folder before the job starts, if it is missing or differs. It is no input of the job, so that a
+    change of how a stage is run does not train it again.
     """
     path = Path(folder) / name
     if not path.is_file() or path.read_bytes() != text.encode():

@@ -20,9 +20,9 @@ from longspec.workflow.settings.workflow_file import Dataset, Gates, WorkflowFil
 
 RUN, PAGE = "config/run.schema.json", "docs/configuration.md"
 REF = "#/$defs/"
-SECTIONS = {"recipe", "runtime", "build", "evaluation", "gates"}  # keys of a run's file
+SECTIONS = {"recipe", "runtime", "build", "evaluation", "gates"}  # keys of a run's file that hold a section
 PARTS = ("Method", "Draft")  # of a recipe, typed by the method's settings
-ESCAPED = r"\<"  # else Markdown takes <owner> for a tag
+ESCAPED = r"\<"  # else Markdown reads <owner> as a tag
 HEAD = """# All keys
 
 ```bash
@@ -38,7 +38,7 @@ One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` ho
 
 
 def run_schema() -> Node:
-    """Return the JSON Schema of a run's file, with that of each of its sections."""
+    """Return the JSON Schema of a run's file, including its sections' schemas."""
     run = deepcopy(schema_of(RunFile))
     known = run["$defs"]
     kinds = {kind.__name__: kind for kind in (Recipe, Runtime, Build, Evaluation, Gates, Dataset)}
@@ -48,7 +48,7 @@ def run_schema() -> Node:
         known.update(known[name].pop("$defs", {}))
     for part in PARTS:
         known["Recipe"]["properties"][part.lower()] = {"anyOf": [{"$ref": f"{REF}{part} {name}"} for name in methods.names()]}
-    for name in ("Evaluation", "Gates", "Dataset"):  # keys beside those of other files
+    for name in ("Evaluation", "Gates", "Dataset"):  # they override keys of other files, so none is required
         known[name].pop("required", None)
     for keys in (run["properties"], known["StageFile"]["properties"]):
         for key in SECTIONS & keys.keys():
@@ -63,7 +63,7 @@ def run_schema() -> Node:
 
 
 def page() -> str:
-    """Return the page of all keys, a table for each section."""
+    """Return docs/configuration.md: a table of keys for each section."""
     run, workflow = run_schema(), schema_of(WorkflowFile)
 
     def table(title: str, name: str, prefix: str = "", closed: Set[str] = frozenset()) -> list[str]:
@@ -87,13 +87,13 @@ def page() -> str:
 
 
 def _lines(rows: Iterable[tuple[str, ...]]) -> list[str]:
-    """Return rows as a table of Markdown."""
+    """Return rows as the lines of a Markdown table."""
     lines = ["| key | may be | default | it is |", "| --- | --- | --- | --- |"]
     return [*lines, *(f"| {' | '.join(cell.replace('<', ESCAPED) for cell in row)} |" for row in rows), ""]
 
 
 def _rows(node: Node, whole: Node, prefix: str, closed: Set[str]) -> Iterator[tuple[str, ...]]:
-    """Yield key, what it may be, default and meaning of each key; a section's keys in its place. closed: those with a table."""
+    """Yield (key, allowed values, default, meaning) for each key; a section's keys replace it unless it is in `closed`."""
     for name, each in node.get("properties", {}).items():
         below = whole["$defs"].get(each.get("$ref", "").removeprefix(REF), {})
         if "properties" in below and name not in closed:
@@ -108,12 +108,12 @@ def _rows(node: Node, whole: Node, prefix: str, closed: Set[str]) -> Iterator[tu
 
 
 def texts() -> dict[str, str]:
-    """Return the generated files by their paths from the repository's root."""
+    """Return path from the repository's root -> text, of the generated files."""
     return {RUN: json.dumps(run_schema(), indent=1, sort_keys=True) + "\n", PAGE: page()}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the files, or hold them against today's types."""
+    """Write the files, or check them against today's types."""
     parser = argparse.ArgumentParser(prog="python -m longspec.workflow.reference", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing, fail where a file is not of today")
     check, root, old = parser.parse_args(arguments).check, CONFIG_DIR.parent, []

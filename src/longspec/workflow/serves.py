@@ -1,7 +1,7 @@
 """Plan `snakemake serves`: the final draft by our own loop and by each engine, with the same greedy chains on the same prompts.
 
-An engine is measured where its environment is there and it loads the method's drafts. A task that it cannot represent, such as
-texts longer than the draft's window, is left out for it. The others stand on the page with the reason.
+An engine is measured if its environment exists and it loads the method's drafts. A task that it cannot represent, such as texts
+longer than the draft's window, is left out for it. The page lists the other engines with the reason.
 """
 
 import json
@@ -15,16 +15,16 @@ from longspec.engines import ENGINES, OURS, Engine
 from longspec.workflow import paths
 from longspec.workflow.plan import Plan
 
-CHAIN = 3  # drafted tokens of a round, where the evaluation measures no chain
-# Keys of the evaluation that these measurements share with it.
+CHAIN = 3  # drafted tokens of a round, if the evaluation measures no chain
+# Keys of the evaluation that also apply here.
 SHARED = ("prompts", "new_tokens", "seed")
 
 
 @dataclass(frozen=True)
 class Standing:
-    """How an engine stands beside a draft: the evaluation section that it is measured by, or why it is not measured.
+    """Hold how an engine is measured with a draft: by this evaluation section, or not, and why.
 
-    left_out: by task why this engine is not measured on it.
+    left_out: task -> why this engine is not measured on it.
     """
 
     section: dict[str, Any] | None
@@ -33,15 +33,15 @@ class Standing:
 
 
 class ServesPlan:
-    """Answer the questions of the rules about `snakemake serves`."""
+    """Answer the questions of the rules for `snakemake serves`."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
     def pages(self) -> list[str]:
-        """Return the page of each chosen run, the file that says that its gate holds, and the measurements.
+        """Return each chosen run's page, the file that says that its gate passed, and the measurements.
 
-        A measurement that a user removes is then made again, and with it the page.
+        If a user removes a measurement, it is then made again, and the page too.
         """
         pages = [each.format(run=run, measured="serves") for run in self.plan.runs for each in (paths.PAGE, paths.SERVES_GATES)]
         return pages + [path for run in self.plan.runs for path in self.evaluations(run)]
@@ -55,7 +55,7 @@ class ServesPlan:
             if standing.section is not None
         ]
 
-    # Of a measurement by an engine, whose name stands in the place of a drafter's.
+    # For a measurement by an engine, whose name takes the place of a drafter's.
 
     def evaluation_settings(self, run: str, variant: str, drafter: str) -> str:
         """Return the evaluation section of one measurement as canonical JSON."""
@@ -66,20 +66,20 @@ class ServesPlan:
         return self.plan.drafter_weights(run, variant, WITH_LOOKUP)
 
     def drafter_vocabulary(self, run: str, variant: str) -> list[str]:
-        """Return all the tokens that the draft was trained to propose; engines know no fewer."""
+        """Return all tokens that the draft was trained to propose; engines cannot use fewer."""
         return self.plan.vocabulary(run, variant)
 
     def drafter_options(self, drafter: str, draft: list[str]) -> list[Any]:
-        """Return the evaluation's options of the published draft; an engine's refusal is shown on the page."""
+        """Return the evaluation's options for the published draft; an engine's refusal is written as a result for the page."""
         return [*self.plan.drafter_options(FINAL, draft), *(["--keep-fault"] if drafter != OURS else [])]
 
     def page_settings(self, run: str) -> str:
-        """Return how every engine stands, by variant, as JSON in the order of the page."""
+        """Return every engine's standing, by variant, as JSON in the order of the page."""
         found = {variant: self.standings(run, variant) for variant in self.plan.variants[run]}
         return json.dumps({variant: {name: asdict(each) for name, each in held.items()} for variant, held in found.items()})
 
     def standings(self, run: str, variant: str) -> dict[str, Standing]:
-        """Return by name how each engine stands beside a variant's draft, our own loop first."""
+        """Return engine name -> its standing with a variant's draft, our own loop first."""
         evaluation = self.plan.evaluation_of[run]
         chains = [shape for shape in evaluation.section["shapes"] if isinstance(shape, int)]
         section = {key: evaluation.section[key] for key in SHARED if evaluation.section.get(key) is not None}
@@ -89,7 +89,7 @@ class ServesPlan:
         return {OURS: Standing(section), **others}
 
     def _standing(self, run: str, variant: str, engine: Engine, section: dict[str, Any]) -> Standing:
-        """Return how another engine stands; section: by which our own loop is measured."""
+        """Return another engine's standing. section: our own loop's evaluation section."""
         evaluation, recipe = self.plan.evaluation_of[run], self.plan.first_recipe(run, variant)
         named = self.plan.files[run].given
         loading = [each for each in ENGINES.values() if each.name in methods.settings_of(recipe.method.name).SERVED]

@@ -1,7 +1,7 @@
-"""Stored states in the plan: which stages read which, how they are built, where they lie, and when nobody needs them.
+"""Plan stored states: which stages read which, how they are built, where they are, and when nobody needs them.
 
-A folder of them has three names, which are wildcards: model, rows (its packed rows) and declaration (all else that decides
-them and is known when a run is planned). Stages whose folders have the same names share them.
+A folder of states has three names, which are wildcards: model, rows (its packed rows) and declaration (everything else that
+decides the states and is known during planning). Stages whose folders have the same names share them.
 """
 
 import os
@@ -20,10 +20,10 @@ from longspec.workflow.plan import Plan, freeze_runtime, vocabulary_file
 
 
 def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
-    """Name the folder, below those of its target and its packed rows, that all recipes share which want the same states.
+    """Return the last part of a states folder's name; recipes that need the same states get the same name.
 
-    vocabulary: whatever names the draft vocabulary, such as its file; it counts where the likeliest tokens are taken from it.
-    What the target's files and the rows are is held against the folder's manifests when they are read.
+    vocabulary: anything that names the draft vocabulary, such as its file; used only if the likeliest tokens come from it.
+    The target's files and the rows are compared with the folder's manifests when these are read.
     """
     states, word = recipe.states, methods.settings_of(recipe.method.name).stored(recipe)
     of_vocabulary = None if states.top_k is None or methods.vocabulary_size(recipe) is None else vocabulary
@@ -32,9 +32,9 @@ def folder_name(recipe: Any, vocabulary: str | None = None) -> str:
 
 
 class StatesPlan:
-    """Answer what the rules ask of stored states; of stages that are trained online every answer is empty.
+    """Answer the rules' questions about stored states; for stages that train online every answer is empty.
 
-    readers: the stages that read a folder, by its path.
+    readers: a folder's path -> the stages that read it.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -47,7 +47,7 @@ class StatesPlan:
                 self.readers.setdefault(folder, []).append(stage)
 
     def _folders_of(self, stage: Stage) -> dict[str, int]:
-        """Return the folders that a stage reads, of its own rows and then of replayed ones, each with its number of shards."""
+        """Return folder -> number of shards, for a stage's own rows and then for replayed ones."""
         recipe = self.plan.configs[stage].recipe
         names = {"model": recipe.model.name, "declaration": folder_name(recipe, next(iter(self._vocabulary(stage)), None))}
         manifests = [*self.plan.rows(*stage), *self.plan.replayed_rows(*stage)]
@@ -56,7 +56,7 @@ class StatesPlan:
         return dict(zip(folders, map(self.plan.shards, datasets), strict=True))
 
     def _vocabulary(self, stage: Stage) -> list[str]:
-        """The draft vocabulary's file; of a run that takes it over the file that was counted, so that both share."""
+        """Return the draft vocabulary's file; a run that takes over a vocabulary uses the lender's file, so that both share."""
         run, variant, _ = stage
         size = methods.vocabulary_size(self.plan.first_recipe(run, variant))
         return [] if size is None else [vocabulary_file(*(self.plan.lender(run, variant) or (run, variant)), size)]
@@ -64,14 +64,14 @@ class StatesPlan:
     # Building.
 
     def vocabulary(self, model: str, rows: str, declaration: str) -> list[str]:
-        """The draft vocabulary that decides which tokens are the likeliest; none where the final hidden state is stored."""
+        """Return the draft vocabulary that decides the likeliest tokens; [] if the final hidden state is stored."""
         stage = self.readers[paths.STATES.format(model=model, rows=rows, declaration=declaration)][0]
         return [] if self.plan.configs[stage].recipe.states.top_k is None else self._vocabulary(stage)
 
     def freeze(self, out: str) -> None:
-        """Write recipe and runtime for a job that builds states, before it starts, into their folder; both are no input of it.
+        """Write recipe and runtime to the folder of a job that builds states, before it starts; they are no inputs of the job.
 
-        The name of the folder above says what of the recipe decides them.
+        The parent folder's name covers what in the recipe decides the states.
         """
         for section in ("recipe", "runtime"):
             text = self.plan.stage_yaml(*self.readers[str(Path(out).parent)][0], section)
@@ -80,14 +80,14 @@ class StatesPlan:
     # Reading.
 
     def states(self, run: str, variant: str, stage: str) -> list[str]:
-        """Return the stage's own list of its states; none of a stage that is trained online."""
+        """Return the stage's own list of its states; [] for a stage that trains online."""
         linked = f"{run}/{variant}/{stage}"
         return [paths.STAGE_STATES.format(linked=linked)] if (run, variant, stage) in self._folders else []
 
     def read(self, linked: str) -> list[str]:
-        """Return the shard.json of all states that a stage reads: of its own rows, of those that it replays, of held-out ones.
+        """Return the shard.json of all states that a stage reads: of its own rows, of replayed rows, and of held-out ones.
 
-        linked: the stage's run, variant and name, with slashes between them.
+        linked: the stage as run/variant/stage.
         """
         run, variant, name = linked.split("/")
         stage = (run, variant, name)
@@ -97,13 +97,13 @@ class StatesPlan:
         return [f"{part}/shard.json" for part in (*parts, *(f"{folder}/held-out-{runtime.held_out_rows}" for folder in own))]
 
     def options(self, run: str, variant: str, stage: str) -> list[str]:
-        """Return the trainer's option that names these states."""
+        """Return the trainer's option with these states."""
         return ["--states", *self.read(f"{run}/{variant}/{stage}")] if self.states(run, variant, stage) else []
 
     # Making again and removing.
 
     def is_trained(self, stage: Stage) -> bool:
-        """Tell whether a stage and those before it are trained, with the recipes that they have now."""
+        """Tell whether a stage and all before it are trained, with their current recipes."""
         stages = self.plan.stages_of(*stage[:2])
         for each in stages[: stages.index(stage) + 1]:
             folder, recipe = Path(paths.stage_folder(*each)), self.plan.stage_yaml(*each, "recipe")
@@ -113,31 +113,31 @@ class StatesPlan:
 
     @property
     def linked(self) -> list[str]:
-        """The stages, as {run}/{variant}/{stage}, whose list of states a job of this plan makes: those that are not trained.
+        """Return the stages, as run/variant/stage, whose list of states a job of this plan makes: those that are not trained.
 
-        Whatever becomes of a trained one's states, Snakemake trains it again for its other inputs alone.
+        A trained stage is not trained again if its states change, only if other inputs do.
         """
         return ["/".join(stage) for stage in self._folders if not self.is_trained(stage)]
 
     def forget_copies(self) -> None:
-        """Remove the list of each stage that is to be trained and whose states are gone; a trained one has it, perhaps empty.
+        """Remove an untrained stage's list of states if its states are gone; give a trained stage an empty list if it has none.
 
-        Snakemake makes an input that is there not again because what it was made of is gone: it would train without states.
+        Snakemake does not remake an existing input whose own inputs are gone: the stage would train without states.
         """
         for stage in self._folders:
             copy = Path(*self.states(*stage))
             if not self.is_trained(stage):
                 if not all(map(os.path.isfile, self.read("/".join(stage)))):
                     copy.unlink(missing_ok=True)
-            elif not copy.exists():  # after a change that was taken back
+            elif not copy.exists():  # after a change was undone
                 copy.touch()
-                os.utime(copy, (0, 0))  # no newer than what was trained
+                os.utime(copy, (0, 0))  # older than anything that was trained
 
     def remove_unneeded(self) -> list[str]:
-        """Remove the folders that all stages of the chosen runs are trained on; return them. None with keep_states.
+        """Remove and return the folders of states whose stages of the chosen runs are all trained; none with keep_states.
 
-        Nor those of a target whose states, with the same settings, a stage of any run is to be trained on that has begun and is
-        not done: the frozen recipes under results/ tell, also while its states are being built.
+        Keep states of a target if an unfinished stage of any run needs states of the target with the same settings. The frozen
+        recipes under results/ show this, even while the states are being built.
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []

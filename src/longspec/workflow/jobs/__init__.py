@@ -1,1 +1,1 @@
-"""What jobs ask of a machine and how they are sent and tried again."""
+"""Decide what jobs ask of a machine, and how they are submitted and retried."""

@@ -1,4 +1,4 @@
-"""The resources that a stage's job asks a cluster for: processes that can share its batch, and their share of a node."""
+"""Compute the resources that a stage's job asks a cluster for: processes that can share its batch, and their part of a node."""
 
 import os
 import re
@@ -11,15 +11,15 @@ from typing import Any
 from longspec.config import processes_of
 from longspec.workflow.choices import Stage
 
-# What the executor takes, and of GPUs model and number: gpu, gpu:8, gpu:h100:8.
+# gres that the executor accepts; for GPUs with model and number: gpu, gpu:8, gpu:h100:8.
 TAKEN = re.compile(r"[a-zA-Z0-9_]+(:[a-zA-Z0-9_.]+)?(:\d+[TGM]?)?")
 GPUS = re.compile(r"gpu(?::(?!\d+$)([\w.]+))?(?::(\d+))?")
-STAGE_THREADS = 2  # cores of a stage's job, at most, which its processes share
+STAGE_THREADS = 2  # most cores of a stage's job, shared by its processes
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits by the profile's set-resources of `train`; the defaults hold without a profile."""
+    """Hold the limits from the profile's set-resources of `train`; the defaults apply without a profile."""
 
     nodes: int = 1
     ranks: int = 1
@@ -28,7 +28,7 @@ class Limits:
 
 
 def limits_of(block: Mapping[str, str]) -> Limits:
-    """Return the limits in a profile's block. Raises ValueError for a number that is none, and for more ranks than GPUs."""
+    """Return the limits in a profile's block. Raises ValueError for an invalid number, and for more ranks than GPUs."""
     given = {field.name: block[field.name] for field in fields(Limits) if field.name in block}
     for name, text in given.items():
         if not text.isdecimal() or not int(text):
@@ -45,9 +45,9 @@ def limits_of(block: Mapping[str, str]) -> Limits:
 
 
 def check_call(words: Sequence[str], given: Mapping[str, Collection[str]], *, policy: bool, slurm: bool) -> None:
-    """Raise ValueError for a call whose options take the place of what no call may lose of a profile.
+    """Raise ValueError for a call whose options replace what no call may lose of a profile.
 
-    given: by rule the resources that are set for it; policy: whether any rerun-triggers are; of none Snakemake takes all.
+    given: rule -> names of resources set for it; policy: whether any rerun-triggers are set; without any, Snakemake uses all.
     """
     options = {word.partition("=")[0] for word in words}
     if not policy and "--rerun-triggers" not in options:
@@ -68,13 +68,13 @@ def check_call(words: Sequence[str], given: Mapping[str, Collection[str]], *, po
 
 
 def gpus_in(gres: str) -> int:
-    """The GPUs of each node in what a job asks Slurm for."""
+    """Return the number of GPUs of each node in `gres`, as a job asks Slurm for them."""
     asked = GPUS.fullmatch(gres)
     return int(asked[2] or 1) if asked else 0
 
 
 def check_gres(rule: str, gres: str) -> None:
-    """Raise ValueError for words that the executor takes for no job. gres: what a profile sets, in quotes perhaps."""
+    """Raise ValueError for a gres that the executor accepts for no job. gres: a profile's value, perhaps in quotes."""
     text = gres.strip("'\"")
     if text and not TAKEN.fullmatch(text):
         raise ValueError(
@@ -84,7 +84,7 @@ def check_gres(rule: str, gres: str) -> None:
 
 
 def with_gpus(gres: str, count: int) -> str:
-    """Slurm's words for so many GPUs in the place of those that `gres` asks for."""
+    """Return `gres` with this number of GPUs."""
     return GPUS.sub(lambda found: ":".join(["gpu", *filter(None, [found[1]]), str(count)]), gres)
 
 
@@ -95,7 +95,7 @@ def gpus_here(devices: Path = Path("/dev"), environment: Mapping[str, str] = os.
 
 
 def ranks_for(configs: Iterable[Any], gpus: int) -> int:
-    """Return the most processes, one on each of so many GPUs, that can share the batches of all these stages equally."""
+    """Return the largest number of processes, one per GPU, that can share the batches of all these stages equally."""
     stages, tried = list(configs), range(max(1, gpus), 0, -1)
     shares = ([processes_of(each.recipe, each.runtime, 1, ranks)[1] for each in stages] for ranks in tried)
     return next(
@@ -106,9 +106,9 @@ def ranks_for(configs: Iterable[Any], gpus: int) -> int:
 
 
 class StageNeeds:
-    """Say what stages' jobs ask for: their processes' share of the profile's `train`."""
+    """Compute what stages' jobs ask for: their processes' part of the profile's `train`."""
 
-    SHARED = ("nodes", "ranks", "tasks_per_node", "gres")  # resources of `train` of which a stage may want a share
+    SHARED = ("nodes", "ranks", "tasks_per_node", "gres")  # resources of `train` of which a stage may need only a part
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -118,9 +118,9 @@ class StageNeeds:
         return processes_of(config.recipe, config.runtime, self.limits.nodes, self.limits.ranks)
 
     def share(self, name: str, given: str, config: Any) -> int | str:
-        """A resource of SHARED: the profile's, given, or a smaller one where the stage starts fewer processes on a node.
+        """Return a resource of SHARED: `given`, the profile's, or less if the stage starts fewer processes on a node.
 
-        Two tasks at least, with which alone the executor lets a job start its processes by srun.
+        At least two tasks: only then does the executor let a job start its processes with srun.
         """
         nodes, ranks = self.processes(config)
         if name in ("nodes", "ranks"):
@@ -130,7 +130,7 @@ class StageNeeds:
         return given.strip("'\"") if ranks == self.limits.ranks else with_gpus(given.strip("'\""), ranks)
 
     def memory(self, config: Any) -> int:
-        """MB of each node: the share of its processes."""
+        """Return MB of each node: its processes' part."""
         return self.limits.node_mem * self.processes(config)[1] // self.limits.ranks
 
     def missing(self, configs: Mapping[Stage, Any]) -> list[str]:

@@ -1,7 +1,7 @@
-"""Which jobs have ended by Slurm's states, and how often a failed one is tried again.
+"""Decide from Slurm's states which jobs have ended, and how often a failed job is retried.
 
-A stage is tried again while it gets on, and not for a reason that cannot go away. What happened before `began`, the start of
-this Snakemake in seconds since 1970, does not count: it may have been mended.
+A stage is retried while it makes progress, unless its failure would come again. Failures before `began`, the start of this
+Snakemake in seconds since 1970, do not count: their causes may be fixed.
 """
 
 from collections.abc import Mapping
@@ -12,36 +12,36 @@ from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
 from longspec.train.stage_folder import non_retryable_reason
 
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
-TRIES = 2  # after the first, of a job that begins anew
-# Jobs that go on where they were.
+TRIES = 2  # after the first, for a job that starts from the beginning
+# Jobs that resume where they were.
 RESUMED = {"answer", "ask", "build_states", "evaluate"}
 TRIES_OF_RESUMED = 10
-FRUITLESS = 10  # tries in a row without a new checkpoint; nodes that fail and jobs that are preempted count too
-FORGOTTEN = 3  # answers of Slurm in a row without a job after which it has forgotten it
-PAUSE = 30  # seconds after a stage's job that has not begun, or any other that failed: Slurm may be away
+FRUITLESS = 10  # tries in a row without a new checkpoint, node failures and preemptions included
+FORGOTTEN = 3  # answers of Slurm in a row without a job until it counts as forgotten
+PAUSE = 30  # seconds before a retry of a stage's job that has not begun, or of any other job: Slurm may be away
 
 
 def known_states(states: Mapping[str, str], seen: dict[str, int]) -> dict[str, str]:
-    """Translate Slurm's states of jobs into words the executor knows. seen: the jobs that Slurm has told of before, with the
-    answers since that have left them out; updated. A busy squeue may leave out all of them and end well.
+    """Translate Slurm's states of jobs into words the executor knows. seen: job -> answers in a row that have left it out, for
+    all jobs that Slurm has reported; updated here. A busy squeue may leave out all jobs and still succeed.
 
-    The executor waits for ever for a job that is preempted (unless Slurm runs it again, which it must not: slurm-no-requeue),
-    that ends in a way it has no word for, or that Slurm has forgotten between two questions; and for the rest of its life it
-    keeps jobs from all nodes of one that lost one (NODE_FAIL).
+    The executor waits forever for a preempted job (unless Slurm runs it again, which it must not: slurm-no-requeue), for a job
+    that ends with a state it does not know, and for a job that Slurm has forgotten between two questions. And after one job's
+    NODE_FAIL it keeps jobs away from all of its nodes for as long as it runs.
     """
     words = {job: state.split(" ")[0] for job, state in states.items()}
     known = {job: "FAILED" if word in OTHER_ENDS else word for job, word in words.items()}
     seen.update({job: missed + 1 for job, missed in seen.items()} | dict.fromkeys(known, 0))
-    # Taken for a success whose files are then looked for.
+    # Counted as a success, after which the job's files are looked for.
     return {job: "UNKNOWN" for job, missed in seen.items() if missed >= FORGOTTEN} | known
 
 
 def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
-    """Say why the stage of a folder is not to be tried again; empty when it is."""
+    """Return why a stage is not to be retried; "" if it is. stage: its folder."""
     if hopeless := non_retryable_reason(stage, began):
         return f"it would fail in the same way again: {hopeless}"
     saved = max(time_of(stage / "checkpoints" / slot / MANIFEST) for slot in SLOTS)
-    # The attempt that has saved last ended after it.
+    # The attempt that saved last ended after that save.
     fruitless = sum(time_of(path) > max(saved, began) for path in attempts(log)) - (saved > began)
     if fruitless >= FRUITLESS:
         return f"{fruitless} tries in a row without a new checkpoint; their logs: {log.with_suffix('')}"
@@ -49,12 +49,12 @@ def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
 
 
 def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float) -> tuple[int, int, str]:
-    """Return the tries of a failed job after the first, seconds to wait before the next, and why a stage has none.
+    """Return the tries of a failed job after the first, seconds to wait before the next, and why a stage gets none.
 
-    A stage has as many as the profile allows of jobs that never begin, and any number of those that do while it gets on.
+    A stage gets the profile's number of tries for jobs that never begin, and any number for others, while it makes progress.
     """
     if rule == "train":
         reason, tried = reason_to_give_up(output.parent, log, began), begun(log, began)
-        # Snakemake sends a job again while it has fewer attempts than one more than these.
+        # Snakemake resubmits a job while its attempts are at most this number.
         return (0, 0, reason) if reason else (allowed + tried, PAUSE if tried < attempt else 0, "")
     return min(allowed, TRIES_OF_RESUMED if rule in RESUMED else TRIES), PAUSE, ""

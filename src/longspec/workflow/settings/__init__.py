@@ -1,1 +1,1 @@
-"""What a person has written, config/workflow.yaml and the runs it names: read, and held against what there is."""
+"""Read what a person has written, config/workflow.yaml and the runs it names, and check it against what exists."""

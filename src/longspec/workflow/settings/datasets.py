@@ -1,4 +1,4 @@
-"""The datasets and tasks of config/workflow.yaml: that they are declared, there, and kept apart. Raises ValueError."""
+"""Check the datasets and tasks of config/workflow.yaml: declared, existing, and kept apart. Raises ValueError."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, product
@@ -15,13 +15,13 @@ from longspec.measure.prompt_files import read_records
 from longspec.measure.tasks import Benchmark, Task
 
 FILE = "config/workflow.yaml"
-SHARD = 256 * 2**20  # bytes of text in a job that tokenizes
+SHARD = 256 * 2**20  # bytes of text that one job tokenizes
 MOST_SHARDS = 64
-HELD_OUT = 0.05  # of a data set of which a run's file says its source alone
+HELD_OUT = 0.05  # default of a data set for which a run's file gives only the source
 
 
 def entries_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the data sets of a run's file as entries of config/workflow.yaml: a text or a list is a source."""
+    """Return the data sets of a run's file as entries of config/workflow.yaml; a text or a list is a source."""
     whole = {
         name: entry if isinstance(entry, dict) else {"source": entry, "held_out": HELD_OUT} for name, entry in data.items()
     }
@@ -32,7 +32,7 @@ def entries_of(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _shards(source: Any) -> int:
-    """Return in how many parts files are tokenized, by their size; of the hub's, which are not there yet, eight."""
+    """Return the number of parts to tokenize, by the files' size; 8 for the hub, whose files are not there yet."""
     if is_made(source) or (isinstance(source, str) and is_hub(source)):
         return 8 if is_hub(source) else 1
     try:
@@ -43,18 +43,18 @@ def _shards(source: Any) -> int:
 
 
 def origins(source: str | list[str]) -> list[str]:
-    """Return where a source's records come from: the files themselves, or a repository of the hub as a whole."""
+    """Return the origins of a source's records: the files themselves, or a repository of the hub as a whole."""
     if isinstance(source, str) and is_made(source):
-        return ["stdlib" if source == "questions" else source]  # both are made of the same files, and held out by them
+        return ["stdlib" if source == "questions" else source]  # both are made from the same files, and held out by file
     if isinstance(source, str) and is_hub(source):
         return [hub.parse(source).repository]
     return [str(path.resolve()) for path in _files(source)]
 
 
 def prompt_files(name: str, task: Benchmark, file: str = FILE) -> list[Path]:
-    """Return the files of a task's prompts on this machine; none for those of the hub, which are known once they are fetched.
+    """Return the files of a task's prompts on this machine; [] for the hub, whose files are known once they are fetched.
 
-    file: where the task stands. Raises ValueError when one is not there.
+    file: the file that declares the task. Raises ValueError if one does not exist.
     """
     try:
         return [] if is_hub(task.source) else _files(task.source)
@@ -63,7 +63,7 @@ def prompt_files(name: str, task: Benchmark, file: str = FILE) -> list[Path]:
 
 
 def _files(source: str | list[str]) -> list[Path]:
-    """Return a source's files. Raises ValueError for a path that would not come through the workflow as it is."""
+    """Return a source's files. Raises ValueError for a path that the workflow would change."""
     files = source_files.files_of(source)
     for path in map(str, files):
         if "{" in path or "}" in path:
@@ -72,13 +72,13 @@ def _files(source: str | list[str]) -> list[Path]:
 
 
 def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
-    """Raise ValueError for a dataset in use that is not declared, has a wrong setting, or whose files are not there, and for
-    one origin with two shares of held-out records: a dataset would train on what another holds out.
+    """Raise ValueError for a used dataset that is not declared, has a wrong setting, or whose files do not exist, and for one
+    origin with two shares of held-out records: one dataset would train on what the other holds out.
 
     used: name -> the key that names it; runs: whose files may declare datasets too.
     """
     file_of = {name: run.file for run in runs for name in run.says.data}
-    shares: dict[str, tuple[tuple[float, str], str]] = {}  # by origin
+    shares: dict[str, tuple[tuple[float, str], str]] = {}  # origin -> share, and the setting as text
     for name, key in used.items():
         file = file_of.get(name, FILE)
         if name not in data:
@@ -105,9 +105,9 @@ def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[
 
 
 def check_task_files(tasks: Mapping[str, Task], trained: Iterable[str], data: Mapping[str, Any], file: str) -> None:
-    """Raise ValueError for prompts that are trained on: they would measure no new text. file: where the tasks stand.
+    """Raise ValueError for prompts that are trained on: they would measure no new text. file: the file that declares the tasks.
 
-    A task of the hub is of another repository than what is trained on, or both name their part of it, and not the same.
+    A task of the hub must come from another repository than the trained data, or both must name different parts of it.
     """
     sources = {name: data[name]["source"] for name in trained}
     trained_on = {origin: name for name, source in sources.items() for origin in origins(source)}
@@ -137,7 +137,7 @@ def _overlap(one: hub.Source, other: hub.Source) -> bool:
 
 
 def check_prompts(tasks: Mapping[str, Task], file: str) -> None:
-    """Raise ValueError when the first record of a task's file has not the fields of its template. It opens the files."""
+    """Raise ValueError if the first record of a task's file lacks a field of its template. This opens the files."""
     for name, task in tasks.items():
         if not isinstance(task, Benchmark):
             continue

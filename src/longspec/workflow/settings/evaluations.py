@@ -1,4 +1,4 @@
-"""How each chosen run is measured: `evaluation` of config/workflow.yaml, or in its place what the run's own file says."""
+"""Decide how each chosen run is measured: by `evaluation` of config/workflow.yaml, with the run's own keys instead."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,12 +12,12 @@ from longspec.measure import tasks
 from longspec.measure.section import AUTO, Evaluation
 from longspec.workflow.settings import datasets
 
-SHORTEST = 16  # tokens of a prompt of a task that no file names
+SHORTEST = 16  # tokens of the shortest prompt, in tasks that no file defines
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """run: its file; section: the whole one, presets laid out; own: the keys that the run's file has; tasks: by name."""
+    """Hold a run's evaluation. section: all keys, presets expanded; own: the keys in the run's file; tasks: by name."""
 
     run: Run
     section: dict[str, Any]
@@ -25,16 +25,16 @@ class RunEvaluation:
     tasks: dict[str, tasks.Task]
 
     def file_of(self, key: str) -> str:
-        """Return the file in which a key of the section stands."""
+        """Return the file that sets a key of the section."""
         return self.run.file if key in self.own else datasets.FILE
 
 
 def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any], positions: int | None = None) -> RunEvaluation:
-    """Return the evaluation of a run: each key that its file has takes the place of that of config/workflow.yaml.
+    """Return the evaluation of a run: keys in its file override those of config/workflow.yaml.
 
-    A run without tasks is measured on held-out records of the data that it trains on. settings: of config/workflow.yaml,
-    presets laid out; configs: of all stages, by (run, variant, stage); positions: of the target, if known, by which prompts of
-    the run's own data leave room for what follows. Raises ValueError with the file and the key at fault.
+    A run without tasks is measured on held-out records of its training data. settings: of config/workflow.yaml, presets
+    expanded; configs: of all stages, by (run, variant, stage); positions: of the target, None if unknown; they limit these
+    prompts, so that the answer fits. Raises ValueError with the file and the key at fault.
     """
     own = dict(run.says.evaluation)
     if "tasks" not in own and (run.says.data or "tasks" not in settings["evaluation"]):
@@ -54,14 +54,14 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any], posit
 
 
 def apart(evaluation: RunEvaluation) -> RunEvaluation:
-    """Return what a run measures apart: its evaluation, with each key of `bench` in place of its own. Raises ValueError."""
+    """Return what a run measures apart: its evaluation, with the keys of `bench` overriding it. Raises ValueError."""
     bench = evaluation.section["bench"]
     section = {key: value for key, value in evaluation.section.items() if key != "bench"} | bench
     return _checked(evaluation.run, section, evaluation.own | bench.keys(), f"{evaluation.file_of('bench')}: bench")
 
 
 def _checked(run: Run, section: dict[str, Any], own: frozenset[str], place: str) -> RunEvaluation:
-    """Put presets of tasks in their place, and hold the section against its types, and its keys against each other."""
+    """Expand presets of tasks, and check the section's types and that its keys go together. Raises ValueError."""
     with faults_in(place):
         if "tasks" in section:
             section["tasks"] = presets.expand_all(section["tasks"], presets.TASK)

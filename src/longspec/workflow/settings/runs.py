@@ -1,4 +1,4 @@
-"""The runs of config/: which stages and variants they have, that their files compose, and that their targets fit.
+"""Check the runs of config/: their stages and variants, that their files compose, and that their targets fit.
 
 Raises ValueError.
 """
@@ -26,7 +26,7 @@ LENDER = "run '{}', variant '{}': recipe.method.vocabulary_from"
 
 
 def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise: str = "") -> None:
-    """Raise ValueError for what is no name of a file of one group of config/. otherwise: what else may be given."""
+    """Raise ValueError if config/{group}/ has no file of this name. otherwise: what else may be given."""
     checked_name(str(name), key=key)
     known = [path.stem for path in (config_dir / group).glob("*.yaml")]
     if name not in known:
@@ -34,7 +34,7 @@ def check_choice(key: str, name: object, group: str, config_dir: Path, otherwise
 
 
 def run_of(path: Path, config_dir: Path) -> Run:
-    """Return the run of a file. Raises ValueError for what it names and there is none of."""
+    """Return the run of a file. Raises ValueError if it names a file that does not exist."""
     found = read_run(str(path), [config_dir])
     says, source = found.says, source_of(found, [config_dir])
     with faults_in(found.file):
@@ -57,7 +57,7 @@ def run_of(path: Path, config_dir: Path) -> Run:
 
 
 def check_models(configs: Mapping[Stage, Any]) -> None:
-    """Raise ValueError when a run has two targets, one name stands for two, or nothing is said to train one."""
+    """Raise ValueError if a run has two targets, one name means two, or a built target has no phase of training."""
     known: dict[str, Any] = {}
     used: dict[str, str] = {}
     for (run, _, stage), config in configs.items():
@@ -75,7 +75,7 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
 
 
 def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
-    """Raise ValueError, with the key, when the stages of a run and variant train two drafts, or begin with two.
+    """Raise ValueError, with the key, if stages of one run and variant train different drafts, or begin with different ones.
 
     file: the run's.
     """
@@ -92,10 +92,10 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
 
 
 def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEvaluation]) -> None:
-    """Raise ValueError for a target that is there and cannot be used, has no positions for the rows and the prompts, or whose
-    layers or tokens are not as the draft wants them; and for drafts of a round that the draft's tokens cannot fill.
+    """Raise ValueError if an existing target cannot be used, has too few positions for the rows and the prompts, or does not
+    have the layers or tokens that the draft needs; and if the draft's tokens are too few for a round.
 
-    evaluations: of the chosen runs; one that only lends its draft vocabulary has none.
+    evaluations: of the chosen runs; a run that only lends its draft vocabulary has none.
     """
     for (run, _, stage), config in configs.items():
         named, recipe, evaluation = f"run '{run}', stage '{stage}'", config.recipe, evaluations.get(run)
@@ -119,7 +119,7 @@ def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEva
 
 
 def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEvaluation) -> None:
-    """Check that the vocabulary that a draft is decoded with is smaller than the target's, and fills every level of each shape.
+    """Check that the vocabulary for decoding is smaller than the target's, and fills every level of each shape.
 
     tokens: of the target; None: not known yet.
     """
@@ -143,7 +143,7 @@ def _check_levels(key: str, recipe: Any, tokens: int | None, evaluation: RunEval
 
 
 def check_replays(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a replayed stage that is no earlier one of the run, or has no such data set."""
+    """Raise ValueError, with the key, if a replayed stage is no earlier one of the run, or has no such data set."""
     for (run, variant, stage), config in choices.configs.items():
         earlier = choices.stages[run][: choices.stages[run].index(stage)]
         for name in config.recipe.data.replay:
@@ -159,9 +159,9 @@ def check_replays(choices: Choices) -> None:
 def with_lenders(
     chosen: list[str], variants: list[str], config_dir: Path
 ) -> tuple[dict[str, Run], dict[str, list[str]], dict[Stage, object]]:
-    """Return files, variants and configurations of the chosen runs and of those that lend one their draft vocabulary.
+    """Return files, variants and configurations of the chosen runs and of those that lend them a draft vocabulary.
 
-    variants: of runs that name none.
+    variants: for runs that name none.
     """
     files: dict[str, Run] = {}
     variants_in: dict[str, list[str]] = {}
@@ -172,7 +172,7 @@ def with_lenders(
         try:
             path = path_of(given, [config_dir], beside)
         except ValueError as error:
-            if given in files:  # chosen, from another folder
+            if given in files:  # a chosen run, in another folder
                 continue
             raise ValueError(f"{key}: {error}") from None
         run = run_of(path, config_dir)
@@ -195,7 +195,7 @@ def with_lenders(
 
 
 def check_lenders(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a run that takes its vocabulary of one for another target, or that takes its own."""
+    """Raise ValueError, with the key, if the lender of a vocabulary has another target, or takes its own from another run."""
     for run in choices.files:
         for variant in choices.variants[run]:
             if (lent := choices.lender(run, variant)) is not None:

@@ -1,4 +1,4 @@
-"""What is known before any job runs of targets and of drafts to begin with: whether they are there, and of which family."""
+"""Check what is known of targets and drafts to begin with before any job runs: whether they exist, and their family."""
 
 import json
 import os
@@ -20,18 +20,18 @@ from longspec.methods.draft_files import METHOD
 from longspec.workflow.choices import Choices
 from longspec.workflow.paths import TARGET
 
-WEIGHTS = (".pth", ".bin", ".safetensors")  # of a draft's weights alone
+WEIGHTS = (".pth", ".bin", ".safetensors")  # suffixes of files with a draft's weights alone
 
 
 def may_be_source(target: str) -> bool:
-    """Tell whether a text can say where a target comes from: a bare name is only that of a folder that is here."""
+    """Tell whether a text can be a target's source; a bare name must be a folder that exists here."""
     return not is_name(target) or is_gguf(target) or Path(target).is_dir()
 
 
 def learn(run: Run, target: str) -> None:
-    """Have what must be known of a run's target read once, and kept beside the run's file.
+    """Read what must be known of a run's target, if not known yet, and keep it next to the run's file.
 
-    Raises ValueError, with what to type in the file, where it cannot be read.
+    Raises ValueError, with what to write in the file, if it cannot be read.
     """
     if run.says.recipe.get("model", {}).get("family"):
         return
@@ -39,7 +39,7 @@ def learn(run: Run, target: str) -> None:
         facts_of(target, run.path)
         return
     command = [sys.executable, "-m", "longspec.target", "facts", "--source", target, "--out", str(kept_beside(run.path))]
-    asks = os.environ.get("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))  # jobs ask no hub; this is no job
+    asks = os.environ.get("FETCH_OFFLINE", os.environ.get("HF_HUB_OFFLINE", "0"))  # jobs never ask the hub; this is no job
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"HF_HUB_OFFLINE": asks})
     if done.returncode:
         said = (done.stderr.strip() or "it says nothing").splitlines()[-1].removeprefix("error: ")
@@ -47,14 +47,14 @@ def learn(run: Run, target: str) -> None:
 
 
 def config_of(model: Any) -> Path:
-    """Return where a target's config.json is: in its own folder, or in that of one that a job fetches or makes."""
+    """Return the path of a target's config.json: in its own folder, or in the one that a job fetches or makes."""
     made = model.source.startswith(HUB_PREFIX) or is_gguf(model.source)
     folder = Path(TARGET.format(model=model.name)).with_name("target") if made else Path(model.source).expanduser()
     return folder / "config.json"
 
 
 def check_target(key: str, recipe: Any) -> None:
-    """Raise ValueError for a folder that holds no target, and for another family than the target's.
+    """Raise ValueError if a folder holds no target, or one of another family than the recipe's.
 
     key: of the run's model, such as "run 'demo', stage 'base': recipe.model".
     """
@@ -67,7 +67,7 @@ def check_target(key: str, recipe: Any) -> None:
         check_content(content, config)
         with faults_in(key):
             methods.check_family_named(recipe, content["model_type"], str(config.parent))
-    elif is_gguf(source):  # a target that has been made needs its file no more
+    elif is_gguf(source):  # once the target is made, its file is not needed
         if not source.startswith(WHEEL_PREFIX) and not Path(source).expanduser().is_file():
             raise ValueError(f"{key}.source: {source}: no such file (seen from {Path.cwd()}); give {SOURCES}")
     elif not source.startswith(HUB_PREFIX):
@@ -78,13 +78,13 @@ def check_target(key: str, recipe: Any) -> None:
 
 
 def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
-    """Return layers, tokens and positions of a stage's target, each None where only its weights' job can tell."""
+    """Return layers, tokens and positions of a stage's target, each None if only the job that loads the weights can tell."""
     if config.recipe.model.source == BUILT:
         return config.build.layers, config.build.vocabulary, config.build.max_position
     path = config_of(config.recipe.model)
     content = read_json(path) if path.is_file() else {}
     layers, tokens, positions = sizes_in(content)
-    # How far yarn stretches: families.position_limit, which needs transformers' object.
+    # families.position_limit knows how far yarn stretches, but needs transformers' object.
     is_stretched = "yarn" in json.dumps(content.get("rope_scaling") or content.get("rope_parameters"))
     return layers, tokens, None if is_stretched else positions
 
@@ -93,7 +93,7 @@ def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
 
 
 def local_files(source: str) -> list[str]:
-    """Return the files of a draft on this machine that decide what it is; none for one of the hub."""
+    """Return the files on this machine that decide what a draft is; [] for one of the hub."""
     folder = Path(source).expanduser()
     if source.startswith(HUB_PREFIX):
         return []
@@ -104,7 +104,7 @@ def local_files(source: str) -> list[str]:
 
 
 def check_beginnings(choices: Choices) -> None:
-    """Raise ValueError, with the key, for a draft to begin with that is not there."""
+    """Raise ValueError, with the key, if a draft to begin with does not exist or conflicts with vocabulary_from."""
     for run in choices.files:
         for variant in choices.variants[run]:
             recipe = choices.first_recipe(run, variant)
@@ -119,7 +119,7 @@ def check_beginnings(choices: Choices) -> None:
 
 
 def _check_local(key: str, folder: Path, method: str) -> None:
-    """Check a folder of this machine: its files, and whose draft it is; the import reads the rest."""
+    """Check a folder on this machine: its files, and its draft's method; the import checks the rest. Raises ValueError."""
     if folder.is_file():
         if folder.suffix not in WEIGHTS or method != methods.method_of_file():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""config/workflow.yaml: its text before Snakemake reads it, and its keys, typed."""
+"""Check config/workflow.yaml: its text, before Snakemake reads it, and its keys' types."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from longspec.config.run_file import SUFFIX
 from longspec.config.typed import Filled, Flag, Keys, Name, Number, Once, Seed, Share, Text, Whole, left_out, words
 from longspec.measure.section import Evaluation
 
-TEMPLATED = "__use_yte__"  # has Snakemake run the file's values as Python
+TEMPLATED = "__use_yte__"  # makes Snakemake run the file's values as Python
 SOURCE = "stdlib, puzzles, questions, a file, a glob, a list of files, or hf:<owner>/<repository>[:config][:split]"
 
 
@@ -27,7 +27,7 @@ def _run(text: str) -> str:
 
 
 def _of_json(value: Any) -> Any:
-    """Refuse what YAML knows and a manifest cannot hold."""
+    """Return the value. Raises ValueError if YAML allows it but a manifest cannot hold it."""
     try:
         same = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError):
@@ -100,7 +100,7 @@ class WorkflowFile(Keys):
 
 
 def check_text(path: Path) -> None:
-    """Raise ValueError, with the line, for a file that Snakemake would misread: no UTF-8, no YAML, a key that stands twice."""
+    """Raise ValueError, with the line, if Snakemake would misread a file: no UTF-8, no YAML, or a key that occurs twice."""
     content = yaml_files.read(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: must be a mapping with keys such as runs and data at its top level")
@@ -109,9 +109,9 @@ def check_text(path: Path) -> None:
 
 
 def typed_call(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values of --config with numbers, true, false and null in the place of texts that read so and are wrong as texts.
+    """Return values of --config, with text replaced by a number, true, false or null where text is wrong and it reads as one.
 
-    In braces and brackets Snakemake reads every value as text.
+    Inside braces and brackets Snakemake reads every value as text.
     """
     typed = copy.deepcopy(values)
     for *above, last in wrong_places(WorkflowFile, values):
@@ -123,7 +123,7 @@ def typed_call(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scalars(value: Any) -> Any:
-    """Return a text, or those of a list, as YAML reads it if that is a number, true, false or null."""
+    """Return text, or the texts of a list, as YAML reads it, if that is a number, true, false or null."""
     if isinstance(value, list):
         return [_scalars(each) for each in value]
     try:
