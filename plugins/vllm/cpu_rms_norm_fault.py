@@ -1,8 +1,8 @@
-"""Minimal reproduction: on CPUs vLLM 0.32's rms_norm reads row 0 of a weight that has a row for each row of the input.
+"""Reproduce a fault: on CPUs vLLM 0.32's rms_norm uses row 0 of a weight that has one row for each row of the input.
 
     python cpu_rms_norm_fault.py
 
-DFlash drafts hand it such a weight (`_normalize_context_k` in model_executor/models/qwen3_dflash.py).
+DFlash drafts pass such a weight (`_normalize_context_k` in model_executor/models/qwen3_dflash.py).
 """
 
 import torch

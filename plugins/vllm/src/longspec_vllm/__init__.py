@@ -1,13 +1,13 @@
 """GLIDE drafts in vLLM, a plugin of the group `vllm.general_plugins`. It imports nothing of longspec."""
 
 ARCHITECTURE = "GlideForCausalLM"
-TESTED = ("0.32.0",)  # versions of vLLM
+TESTED = ("0.32.0",)  # of vLLM
 
 
 def register() -> None:
-    """Make the architecture known to vLLM, which calls this in each of its processes.
+    """Register the architecture with vLLM, which calls this in each of its processes.
 
-    On CPUs also repair a tested version's sampling beside a draft (cpu_sampling.py).
+    On CPUs, also repair sampling with a draft, for a tested version (cpu_sampling.py).
     """
     import vllm
     from vllm import ModelRegistry

@@ -1,4 +1,4 @@
-"""What the two attentions see, by metadata builders of their own beside those of the target's attention backend."""
+"""Define what the two attentions see, by their own metadata builders next to those of the target's attention backend."""
 
 from dataclasses import replace
 from functools import cache
@@ -8,16 +8,16 @@ from vllm.config import VllmConfig, get_layers_from_vllm_config
 from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backend import AttentionBackend, CommonAttentionMetadata, subclass_attention_backend
 
-# Where a draft reads its lengths from seq_lens alone, which is what is shortened here.
+# With this runner a draft reads its lengths only from seq_lens, which is shortened here.
 V1 = "set VLLM_USE_V2_MODEL_RUNNER=0 before you start vLLM"
 UNKNOWN_RUNNER = f"GLIDE: this model runner has not handed the target over to the draft; {V1}"
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 
 
 def clipped(common: CommonAttentionMetadata, hidden: int) -> CommonAttentionMetadata:
-    """Return metadata in which the newest `hidden` tokens of each request are not there; the queries stay.
+    """Return metadata without the newest `hidden` tokens of each request; the queries stay.
 
-    Causal attention lines up the last query with the last key, so that each query then sees so many tokens fewer.
+    Causal attention aligns the last query with the last key, so each query then sees `hidden` tokens fewer.
     """
     upper = common.seq_lens_cpu_upper_bound
     return replace(
@@ -37,14 +37,14 @@ def clipped_backend(backend: type[AttentionBackend]) -> type[AttentionBackend]:
     class ClippedBuilder(backend.get_builder_cls()):  # type: ignore[misc]
         def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: VllmConfig, device: Any) -> None:
             super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-            # Built once at start, behind the loading of target and draft.
+            # Built once at start, after target and draft are loaded.
             layers = get_layers_from_vllm_config(vllm_config, Attention, layer_names)
             if not all(getattr(layer, "stands_beside_target", False) for layer in layers.values()):
                 raise RuntimeError(UNKNOWN_RUNNER)
 
         def build_for_drafting(self, common_attn_metadata: CommonAttentionMetadata, draft_index: int) -> Any:
-            # The first forward brings the token that the target has just sampled, and each further one a drafted token more.
-            # The target has no keys of these yet.
+            # The first forward has the token that the target has just sampled, and each further one a drafted token more. The
+            # target has no keys of these yet.
             return super().build_for_drafting(clipped(common_attn_metadata, draft_index + 1), draft_index)
 
     return subclass_attention_backend("GlideClipped", backend, ClippedBuilder)

@@ -1,8 +1,8 @@
-"""The GLIDE draft layer (LongSpec, arXiv 2502.17421) as a model of vLLM's, for `"method": "draft_model"`.
+"""The GLIDE draft layer (LongSpec, arXiv 2502.17421) as a vLLM model, for `"method": "draft_model"`.
 
-Self attention has a window, and keys of its own in the blocks of the target's cache. Cross attention reads the keys and values
-of the target's last layer; clipped.py hides those of tokens that the target has not verified yet. Embeddings and head are the
-target's (target.py).
+Self attention has a window, and its own keys in blocks of the target's cache. Cross attention reads the keys and values of the
+target's last layer; clipped.py hides those of tokens that the target has not verified yet. Embeddings and head are the target's
+(target.py).
 
 Shapes: T tokens, H hidden width.
 """
@@ -22,16 +22,16 @@ from vllm.model_executor.models.qwen2 import Qwen2MLP
 from longspec_vllm import target
 from longspec_vllm.clipped import clipped_backend, windowed_backend
 
-# Published files hold keys and values for the cross attention, which the target's cache replaces.
+# Published files hold keys and values of the cross attention, which the target's cache replaces.
 UNUSED = ("cross_attn.k_proj.", "cross_attn.v_proj.")
-# What vLLM keeps as one tensor: the part of its name, the parts of the published names, in order.
+# Tensors that vLLM stacks: part of vLLM's name -> parts of the published names, in order.
 STACKED = {"self_attn.qkv_proj": ("q", "k", "v"), "mlp.gate_up_proj": ("gate", "up")}
-# Factors of an fp8 cache, by which the target's layer has stored what the cross attention reads.
+# Factors of an fp8 cache: the target's layer stores with them what the cross attention reads.
 SCALES = ("_k_scale", "_v_scale", "_k_scale_float", "_v_scale_float", "_k_scale_cpu", "_v_scale_cpu")
 
 
 class WindowedAttention(Attention):
-    """Attention with a window whose keys lie in the blocks of layers without one, so that all share one block table."""
+    """Attend with a window, with keys in blocks of layers without one, so that all layers share one block table."""
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> Any:
         """Return the spec of a layer without a window."""
@@ -43,7 +43,7 @@ class WindowedAttention(Attention):
 
 
 class SelfAttention(nn.Module):
-    """Causal attention to the draft's own keys: key j is seen by query i where 0 <= i - j <= window."""
+    """Attend causally to the draft's own keys: query i sees key j if 0 <= i - j <= window."""
 
     def __init__(
         self, config: Any, of_target: Attention, rope: nn.Module, window: int, vllm_config: VllmConfig, prefix: str
@@ -77,7 +77,7 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to the keys and values of the target's last layer, as they are cached: behind norm and rotation."""
+    """Attend to the keys and values of the target's last layer as they are cached: after norm and rotation."""
 
     def __init__(self, config: Any, of_target: Attention, rope: nn.Module, vllm_config: VllmConfig, prefix: str) -> None:
         super().__init__()
@@ -96,10 +96,10 @@ class CrossAttention(nn.Module):
             kv_sharing_target_layer_name=of_target.layer_name,
             prefix=f"{prefix}.attn",
         )
-        self.of_target = (of_target,)  # no module of the draft's
+        self.of_target = (of_target,)  # a tuple, so that it is no module of the draft's
 
     def take_scales(self) -> None:
-        """Read the cache as it is written. Not before the draft is loaded: vLLM then sets its layers' scales to 1, in place."""
+        """Copy the target's cache scales. Only after the draft is loaded: loading sets its layers' scales to 1, in place."""
         for name in SCALES:
             setattr(self.attn, name, getattr(self.of_target[0], name))
 
@@ -111,17 +111,17 @@ class CrossAttention(nn.Module):
 
 
 class GlideForCausalLM(nn.Module):
-    """The draft, one decoder layer."""
+    """Compute the draft, one decoder layer."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """Build the layer beside the target that vLLM has loaded before. Raises ValueError for what it cannot serve."""
+        """Build the layer next to the target that vLLM has already loaded. Raises ValueError for what it cannot serve."""
         super().__init__()
         own = vllm_config.model_config.hf_config
         config = target.checked_target(vllm_config, own)
         of_target = target.last_attention(vllm_config)
-        # The target's own rotation, which the server's options may have stretched.
+        # The target's own rotation, which server options may have stretched.
         rope = get_rope(of_target.head_size, config.max_position_embeddings, rope_parameters=config.rope_parameters)
-        # vLLM reads a number from a layer's name. The target's layers end before these.
+        # vLLM reads a layer's number from its name. The target's numbers are all lower.
         place = f"{prefix or 'draft_model'}.layers.{config.num_hidden_layers}"
         self.self_attn = SelfAttention(config, of_target, rope, own.glide["window"], vllm_config, f"{place}.self_attn")
         self.cross_attn = CrossAttention(config, of_target, rope, vllm_config, f"{place}.cross_attn")
@@ -137,7 +137,7 @@ class GlideForCausalLM(nn.Module):
         self._logits: Callable[[Tensor], Tensor | None]
 
     def share(self, target_model: Any) -> None:
-        """Take embeddings, head and the scales of the cache from the target, when both are loaded."""
+        """Take embeddings, head and the cache's scales from the target, once both are loaded."""
         self._embed, self._logits = target_model.embed_input_ids, target_model.compute_logits
         self.cross_attn.take_scales()
         self.cross_attn.attn.stands_beside_target = True
@@ -159,7 +159,7 @@ class GlideForCausalLM(nn.Module):
         return self._logits(hidden_states)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load a draft's file. Returns the names of the parameters that it filled; vLLM refuses a file that lacks one."""
+        """Load a draft's file; return the names of the filled parameters. vLLM refuses a file that leaves one unfilled."""
         parameters, loaded = dict(self.named_parameters()), set()
         for name, weight in weights:
             if name.startswith(UNUSED):
@@ -184,7 +184,7 @@ def _fill(parameter: Tensor, weight: Tensor) -> None:
 
 
 def _place_of(name: str) -> tuple[str, str | int | None]:
-    """Return vLLM's name of a published tensor, and which part of a stacked one it is; None: all of it."""
+    """Return vLLM's name of a published tensor, and which part of a stacked tensor it is; None: all of it."""
     for stacked, parts in STACKED.items():
         room = stacked.split(".")[0]
         for number, part in enumerate(parts):

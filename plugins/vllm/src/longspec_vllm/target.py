@@ -1,4 +1,4 @@
-"""The target that a draft stands beside: what must hold of it, and how the draft gets hold of it."""
+"""Check the target of a draft, and hand it to the draft."""
 
 import json
 from typing import Any
@@ -14,13 +14,13 @@ from vllm.v1.spec_decode.draft_model import DraftModelProposer
 from longspec_vllm import ARCHITECTURE, TESTED, is_tested
 from longspec_vllm.clipped import BACKENDS, V1
 
-logger = init_logger(f"vllm.{__name__}")  # vLLM shows the lines of its own loggers alone
+logger = init_logger(f"vllm.{__name__}")  # vLLM shows only lines of its own loggers
 
 
 def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
-    """Return the target's configuration, that of transformers. own: the draft's.
+    """Return the target's configuration, transformers' own. own: the draft's.
 
-    Raises ValueError, with what to do, for a target, a server's options or a draft that do not fit.
+    Raises ValueError, with what to do, if the target, a server option or the draft does not fit.
     """
     if not is_tested():
         logger.warning("GLIDE: tested with vLLM %s, this is %s", ", ".join(TESTED), vllm.__version__)
@@ -39,9 +39,9 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
             own_parallel.tensor_parallel_size != spec.target_parallel_config.tensor_parallel_size
         ),
         "kv_cache_dtype in --speculative-config; leave it out": spec.kv_cache_dtype is not None,
-        # Embeddings and head are those that vLLM has wrapped, for the batch of the target's tokens.
+        # LoRA wraps embeddings and head for the batch of the target's tokens, and the draft uses the same ones.
         "--enable-lora; leave it out": vllm_config.lora_config is not None,
-        # vLLM does not draft for a batch with a longer text.
+        # vLLM does not draft for a batch that contains a longer text.
         "a draft's folder of fewer positions than the target's; make it anew by `longspec export <draft> --layout vllm`": (
             spec.max_model_len is None and spec.draft_model_config.max_model_len < of_target.max_model_len
         ),
@@ -52,7 +52,7 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
     config = of_target.hf_text_config
     for name, value in own.glide["target"].items():
         found = getattr(config, name, value)
-        if name == "rope_parameters":  # how far they are stretched, and so how many positions there are, is the server's choice
+        if name == "rope_parameters":  # the server chooses how far they stretch, and so the number of positions
             name, value, found = "rope_theta", value.get("rope_theta"), found.get("rope_theta")
         if found != value and name != "max_position_embeddings":
             raise ValueError(f"GLIDE: {name}: the draft was made for a target of {value!r}, this one has {found!r}")
@@ -60,7 +60,7 @@ def checked_target(vllm_config: VllmConfig, own: Any) -> Any:
 
 
 def last_attention(vllm_config: VllmConfig) -> Attention:
-    """Return the target's last attention layer. Raises ValueError, by name, where its layers are not all of one kind."""
+    """Return the target's last attention layer. Raises ValueError, with a layer's name, if its kind is not supported."""
     layers = get_layers_from_vllm_config(vllm_config, AttentionLayerBase)
     for name, layer in layers.items():
         if type(layer) is not Attention or layer.kv_sharing_target_layer_name is not None:
@@ -79,7 +79,7 @@ def last_attention(vllm_config: VllmConfig) -> Attention:
 
 
 def check_dtypes(of_target: Attention, *own: Attention) -> None:
-    """Raise ValueError where the draft's layers store or read the cache as another dtype than the target's last layer."""
+    """Raise ValueError if the draft's layers store or read the cache in another dtype than the target's last layer."""
     for layer in own:
         if layer.kv_cache_dtype != of_target.kv_cache_dtype:
             raise ValueError(
@@ -89,7 +89,7 @@ def check_dtypes(of_target: Attention, *own: Attention) -> None:
 
 
 def _share(self: DraftModelProposer, target_language_model: nn.Module) -> None:
-    """Hand the draft its target. vLLM calls this behind the loading of both; its own drafts of this method share nothing."""
+    """Give the draft its target. vLLM calls this after loading both; its own drafts of this method share nothing."""
     if self.speculative_config.draft_model_config.architecture == ARCHITECTURE:
         self.model.share(target_language_model)
 
