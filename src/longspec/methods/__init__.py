@@ -1,4 +1,4 @@
-"""Draft methods by name. What each must answer: contract.py. No torch here: runs are planned with the names and settings."""
+"""Look up draft methods by name. contract.py says what each must answer. No torch here: runs are planned with this module."""
 
 from dataclasses import fields
 from importlib import import_module

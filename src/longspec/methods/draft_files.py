@@ -1,4 +1,4 @@
-"""Draft folders and weight files on the disk, whatever their method: where the weights are, and what config.json says."""
+"""Read draft folders and weight files of any method: where the weights are, and what config.json says."""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A draft folder of decoder layers of its own, read to be laid out for another program, and written as a folder of its."""
+"""Read a draft folder with its own decoder layers, to lay it out for another program, and write that program's folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

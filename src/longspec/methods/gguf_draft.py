@@ -1,7 +1,7 @@
-"""A draft folder of decoder layers of its own, read and written as the GGUF file that llama.cpp loads beside its target.
+"""Read a draft folder with its own decoder layers, and write it as the GGUF file that llama.cpp loads with its target.
 
-What llama.cpp's loaders of such drafts share (src/models/eagle3.cpp, dflash.cpp): `target_layers` are layers whose inputs are
-read, as `layers` are here; d2t has the target's tokens themselves; embeddings, and a missing head, are the target's.
+What llama.cpp's loaders of such drafts share (src/models/eagle3.cpp, dflash.cpp): `target_layers` name layers whose inputs are
+read, as `layers` do here; d2t holds the target's tokens themselves; embeddings, and a missing head, are the target's.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ from longspec.methods.own_layers import OwnLayersMethod
 from longspec.methods.vocabulary_tensors import D2T, T2D
 from longspec.models import gguf_writer
 
-# Tensors outside of layers.
+# Tensors outside the layers: our names -> llama.cpp's.
 OUTSIDE = {"fc.weight": "fc.weight", "norm.weight": "output_norm.weight", "lm_head.weight": "output.weight", D2T: D2T}
 
 

@@ -1,4 +1,4 @@
-"""The configuration of a draft's own decoder layers beside its target, for torch and for engines, which read config.json."""
+"""Configure a draft's own decoder layers next to its target, for torch, and for engines, which read config.json."""
 
 from copy import copy
 from typing import Any

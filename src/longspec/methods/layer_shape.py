@@ -1,4 +1,4 @@
-"""The shape of a draft's own decoder layers, where it is not the target's, as a recipe and a published draft may say it.
+"""Define the shape of a draft's own decoder layers, if it is not the target's, for recipes and published drafts.
 
 Imports no torch: runs are planned with it.
 """

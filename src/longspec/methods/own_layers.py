@@ -1,4 +1,4 @@
-"""Share what EAGLE-3-like and block drafts have alike: layers of their own that read the target's hidden states.
+"""Share code of EAGLE-3-like and block drafts: their own layers read the target's hidden states.
 
 Shapes: B rows, S tokens, N tokens whose next one is trained, H hidden width, R the part of a head that is rotated, V draft
 vocabulary.

@@ -1,4 +1,4 @@
-"""Share what drafters have alike whose draft has layers of its own and reads inputs of the target's layers.
+"""Share code of drafters whose draft has its own layers and reads inputs of the target's layers.
 
 Shapes: B rows, W tokens, E tokens that have become text, H hidden width, V draft vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Drafts that other trainers published: names of tensors, embeddings, draft vocabulary and shape, read into the house's own."""
+"""Read drafts that other trainers published into our own names of tensors, embeddings, draft vocabulary and shape."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""A draft vocabulary as tensors beside a draft's weights, under the names that engines load.
+"""Store a draft vocabulary as tensors next to a draft's weights, under the names that engines load.
 
-Two tensors. d2t: int64, for each draft token its target token less its own number; t2d: bool, which of the
-target's tokens are draft tokens. Both vLLM 0.32 and SGLang 0.5.23 read d2t and pass over t2d (load_weights of their
-draft models); the `speculators` package needs both. A draft that proposes all of the target's tokens has neither: vLLM then
-has no place for d2t and refuses the file.
+There are two tensors. d2t: int64, for each draft token its target token minus its own number; t2d: bool, which of the target's
+tokens are draft tokens. vLLM 0.32 and SGLang 0.5.23 both read d2t and skip t2d (load_weights of their draft models); the
+`speculators` package needs both. A draft that proposes all of the target's tokens has neither: vLLM then has no place for d2t
+and refuses the file.
 
 Shapes: V draft vocabulary, T target's vocabulary.
 """

@@ -1,8 +1,8 @@
-"""A DFlash draft's chains and trees: one forward fills a block, whose slots say what may stand at each depth.
+"""Draft chains and trees with DFlash: one forward fills a block, whose slots give the tokens of each depth.
 
-Slots do not know of each other's tokens, so every node of a level has the same distribution below it, and a beam of paths is
-the likeliest ones by their products. The keys of the text are made of the target's hidden states once, when it becomes text;
-the block's own are dropped after each round.
+Slots do not know each other's tokens, so every node of a level has the same distribution below it, and a beam holds the paths
+with the highest products. The target's hidden states give the text's keys once, when the text is accepted; the block's own keys
+are dropped after each round.
 
 Shapes: B rows, E tokens taken in at once, W slots of a round's block, H hidden width, N query heads, K key/value heads, D head
 width, C nodes of a level, V draft vocabulary.

@@ -1,8 +1,8 @@
-"""A draft folder as the GGUF file that llama.cpp loads beside its target: architecture `dflash`.
+"""Write a draft folder as the GGUF file that llama.cpp loads with its target: architecture `dflash`.
 
-llama.cpp's loader says (src/models/dflash.cpp, common/speculative.cpp): hidden_norm is `enc.output_norm`; queries and keys turn
-as here; sliding_window counts the query itself, in the layers that its pattern names; slots see no later slots of their block
-where `attention.causal` says so, whatever the layers' kind.
+From llama.cpp's loader (src/models/dflash.cpp, common/speculative.cpp): hidden_norm is `enc.output_norm`; queries and keys
+rotate as here; sliding_window counts the query itself, and applies to the layers in its pattern; if `attention.causal` is set,
+slots see no later slots of their block, in layers of either kind.
 """
 
 from pathlib import Path

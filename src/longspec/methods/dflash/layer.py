@@ -1,16 +1,16 @@
-"""The DFlash draft (arXiv 2602.06036, section 4): decoder layers that fill a block of masks in one forward; its config.json.
+"""Define the DFlash draft (arXiv 2602.06036, section 4): decoder layers that fill a block of masks in one forward; config.json.
 
-Every layer sees the target's hidden states as further keys and values: c = hidden_norm(fc(inputs of some layers)), the same
-for all layers and behind no other norm. The target's embeddings are read, and its head where the draft has none of its own.
+Every layer sees the target's hidden states as more keys and values: c = hidden_norm(fc(inputs of some layers)). c is the same
+for all layers, and no other norm follows it. The draft uses the target's embeddings, and its head if it has none of its own.
 
-Read in vLLM 0.32 (model_executor/models/qwen3_dflash.py, v1/spec_decode/dflash.py), z-lab/dflash and llama.cpp
+Facts read in vLLM 0.32 (model_executor/models/qwen3_dflash.py, v1/spec_decode/dflash.py), z-lab/dflash and llama.cpp
 (conversion/qwen.py):
 
-target_layer_ids name layers whose outputs are read, by 0-based number: one less than ours, which are inputs.
-sliding_window counts the query itself, and is looked at where layer_types and use_sliding_window say so; such layers are causal
-    within their block, others see all of it. All norms have rms_norm_eps.
-k_norm: vLLM's kernel for CPUs norms the context's keys of all layers by the first layer's weight (docs/methods.md), so that one
-    weight for all layers, written for each, is the default.
+target_layer_ids name layers whose outputs are read, by 0-based number: one less than our numbers, which name inputs.
+sliding_window counts the query itself, and applies where layer_types and use_sliding_window say so; such layers are causal in
+    their block, others see all of it. All norms have rms_norm_eps.
+k_norm: vLLM's CPU kernel norms the context's keys of all layers with the first layer's weight (docs/methods.md). So by default
+    all layers share one weight, written for each.
 
 Shapes: B rows, S tokens, Q queries of a row's blocks, H hidden width, N query heads, K key/value heads, D head width, V draft
 vocabulary.
@@ -31,7 +31,7 @@ from longspec.models.attention.chains import KeysValues
 from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 from longspec.models.target import head_width
 
-# Number of the layer, rotated queries [B, N, Q, D], rotated keys and values of the blocks [B, K, Q, D] -> output [B, N, Q, D].
+# (layer number, rotated queries [B, N, Q, D], rotated keys and values of the blocks [B, K, Q, D]) -> output [B, N, Q, D].
 Attend = Callable[[int, Tensor, KeysValues], Tensor]
 
 

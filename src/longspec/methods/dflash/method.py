@@ -1,4 +1,4 @@
-"""DFlash as the house's draft method `dflash`: its random draws, and its memory and operations in closed form.
+"""Define the draft method `dflash`: DFlash's random draws, and its memory and operations in closed form.
 
 Shapes: B rows, S tokens. Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V draft
 vocabulary, T the target's, n layers of the target that are read, W slots of a block, Q slots of all blocks.

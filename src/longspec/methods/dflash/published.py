@@ -1,9 +1,9 @@
-"""DFlash drafts that other trainers published, read into the house's own tensors and settings.
+"""Read DFlash drafts that other trainers published into our own tensors and settings.
 
-Two layouts. That of the engines (z-lab/*, and a draft folder of ours): the layers' fields in config.json itself, and in
-`dflash_config.target_layer_ids` the target's layers whose outputs are read. That of the package `speculators`: the layers'
-fields in `transformer_layer_config`, and in `aux_hidden_state_layer_ids` the target's layers whose inputs are read. Tensors
-have the same names in both. Fields that are left out have Qwen3Config's defaults, as in engines.
+There are two layouts. The engines' layout (z-lab/*, and our draft folders) has the layers' fields in config.json itself, and in
+`dflash_config.target_layer_ids` the target's layers whose outputs are read. The layout of the package `speculators` has the
+layers' fields in `transformer_layer_config`, and in `aux_hidden_state_layer_ids` the target's layers whose inputs are read.
+Tensors have the same names in both. Missing fields have Qwen3Config's defaults, as in engines.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The recipe's settings of a DFlash draft (arXiv 2602.06036), and what it can be beside its target.
+"""Define a DFlash draft's settings in a recipe (arXiv 2602.06036), and check them against its target.
 
 Imports no torch: runs are planned with it.
 """

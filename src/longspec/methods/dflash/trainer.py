@@ -1,4 +1,4 @@
-"""DFlash in training: blocks at anchors drawn anew in each step, all filled in one forward beside a frozen target.
+"""Train DFlash: each step draws new anchors, and one forward fills the blocks at all of them, next to a frozen target.
 
 Shapes: B rows, S tokens, A blocks of a row, W slots of a block, K = W - 1 predicted ones, Q = A W, R slots that have a label, N
 tokens whose next one is trained, H hidden width, N query heads, K key/value heads, D head width.

@@ -1,8 +1,8 @@
-"""An EAGLE-3 draft's trees and chains (arXiv 2503.01840, section 3.1), with keys and values of its own.
+"""Draft chains and trees with EAGLE-3 (arXiv 2503.01840, section 3.1), with its own keys and values.
 
-Slot t holds token t + 1 and the target's hidden states of token t, so the root stands in the newest slot of the text. Below it
-a node's feature is the draft's own hidden state of its parent. The keys of a node that became text are made once more, of the
-target's hidden states: as in training, a chain alone sees what the draft fed back to itself.
+Slot t holds token t + 1 and the target's hidden states of token t, so the root is in the text's newest slot. Below it, a node's
+feature is the draft's own hidden state of its parent. When a node becomes text, its keys are made again, from the target's
+hidden states: as in training, only a chain sees what the draft fed back to itself.
 
 Shapes: B rows, E tokens taken in at once, W nodes of a level, S nodes of a tree with its root, T keys, H hidden width, K
 key/value heads, D head width, V draft vocabulary.

@@ -1,7 +1,7 @@
-"""A draft folder as the GGUF file that llama.cpp loads beside its target: architecture `eagle3`, of one decoder layer.
+"""Write a draft folder as the GGUF file that llama.cpp loads with its target: architecture `eagle3`, of one decoder layer.
 
-llama.cpp's loader says (src/models/eagle3.cpp): hidden_norm is `attn_norm_2`, the norm before fc `enc.output_norm`; queries and
-keys turn as in the architecture `llama`.
+From llama.cpp's loader (src/models/eagle3.cpp): hidden_norm is `attn_norm_2`, the norm before fc `enc.output_norm`; queries and
+keys rotate as in the architecture `llama`.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ OUTSIDE = {"input_norm.weight": "enc.output_norm.weight", "midlayer.hidden_norm.
 
 
 def write(folder: Path, out: Path, dtype: str | None, context: int | None) -> None:
-    """Write the file. Raises ValueError as of gguf_draft and gguf_writer."""
+    """Write the file. Raises ValueError as gguf_draft and gguf_writer do."""
     draft = gguf_draft.read(folder, METHOD, context)
     for name, heads in (("q", draft.config.num_attention_heads), ("k", draft.config.num_key_value_heads)):
         name = f"midlayer.self_attn.{name}_proj.weight"

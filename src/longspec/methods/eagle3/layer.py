@@ -1,20 +1,20 @@
-"""The EAGLE-3 draft's one decoder layer with its projection, its norm and its own head (arXiv 2503.01840, section 3), and its
+"""Define the EAGLE-3 draft's one decoder layer with its projection, norm and own head (arXiv 2503.01840, section 3), and its
 configuration: as torch builds it here, and as engines find it in config.json.
 
-Slot t holds the embedding of token t + 1 and a feature: of token t in a chain's first step, the draft's own hidden state after.
+Slot t holds the embedding of token t + 1 and a feature: of token t in a chain's first step, later the draft's own hidden state.
 
-Read in vLLM 0.32 (model_executor/models/llama_eagle3.py, v1/worker/gpu_model_runner.py), SGLang 0.5.23
+Facts read in vLLM 0.32 (model_executor/models/llama_eagle3.py, v1/worker/gpu_model_runner.py), SGLang 0.5.23
 (srt/models/llama_eagle3.py, model_runner_components/spec_aux_hidden_state.py) and transformers 5.23 (LlamaConfig):
 
-auxiliary layers: vLLM looks at eagle_aux_hidden_state_layer_ids itself first, and means inputs of layers; SGLang looks into
-    eagle_config alone and means outputs: it adds one to each. So these are inputs here and, one less, outputs there.
+auxiliary layers: vLLM reads eagle_aux_hidden_state_layer_ids itself first, and means inputs of layers; SGLang reads only
+    eagle_config and means outputs: it adds one to each. So the numbers here name inputs; those in eagle_config are one less.
 norm_before_residual: the residual is the feature after hidden_norm, not the feature itself. norm_before_fc: one norm over all
     auxiliary states together, `input_norm.weight`; fc_norm: one for each, `fc_norm.0.weight` and so on. norm_output: the normed
     hidden state is fed back. vLLM reads all four, SGLang none.
-sliding_window counts the query itself, and is looked at where layer_types says so; vLLM alone reads it from here.
-rope_parameters is transformers' form of 5.0 on; rope_theta, rope_scaling and partial_rotary_factor are those of before.
-dtype: of the target, in which an engine computes; the files hold what was trained. Engines that are left to choose take float16
-    for a draft that says float32.
+sliding_window counts the query itself, and applies where layer_types says so; only vLLM reads it from here.
+rope_parameters is transformers' form since 5.0; rope_theta, rope_scaling and partial_rotary_factor are the older form.
+dtype: the target's, in which an engine computes; the files hold what was trained. An engine that may choose takes float16 for a
+    draft that says float32.
 
 Shapes: B rows, S slots, H hidden width, N query heads, K key/value heads, D head width, V draft vocabulary.
 """
@@ -32,7 +32,7 @@ from longspec.methods.layer_config import layer_config, shape_fields
 from longspec.methods.own_layers import DraftHead, OwnLayers
 from longspec.models.draft_attention import DraftAttention, draw_weights, norm_of
 
-# Rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D] -> the attention's output [B, N, S, D].
+# (rotated queries [B, N, S, D], rotated keys and values of the slots [B, K, S, D]) -> attention's output [B, N, S, D].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 as the house's draft method `eagle3`, and its memory and operations in closed form.
+"""Define the draft method `eagle3`, with its memory and operations in closed form.
 
 Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V draft vocabulary, T the target's, k
 steps of a chain.

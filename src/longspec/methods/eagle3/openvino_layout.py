@@ -1,7 +1,7 @@
-"""A draft folder as optimum-intel converts it for OpenVINO GenAI: its class LlamaEagle3ForCausalLM, version 2.2.0.
+"""Write a draft folder as optimum-intel converts it for OpenVINO GenAI: its class LlamaEagle3ForCausalLM, version 2.2.0.
 
-Its tensors are those of a draft's folder, with d2t and t2d in any case. `hidden_layers_list` are the layers whose outputs the
-draft reads, one less than the layers whose inputs it reads; measure/engines/openvino_ir.py puts them into the converted file.
+The tensors are those of a draft's folder, always with d2t and t2d. `hidden_layers_list` has the layers whose outputs the draft
+reads, one less than the layers whose inputs it reads; measure/engines/openvino_ir.py puts them into the converted file.
 """
 
 from pathlib import Path

@@ -1,9 +1,9 @@
-"""EAGLE-3 drafts that other trainers published, read into the house's own tensors and settings.
+"""Read EAGLE-3 drafts that other trainers published into our own tensors and settings.
 
-Two layouts. That of the engines (SGLang's trainer, AngelSlim, the authors of EAGLE-3): `midlayer.*` and a config.json whose
-fields are the layer's. That of the package `speculators`: `layers.0.*`, and the layer's fields in `transformer_layer_config`.
-Fields that are left out have LlamaConfig's defaults, as both engines take them: so most drafts for Llama-3.1 turn by a
-rope_theta of 10,000, which is not their target's. What each field means to which engine: layer.py.
+There are two layouts. The engines' layout (SGLang's trainer, AngelSlim, EAGLE-3's authors) has `midlayer.*`, and the layer's
+fields in config.json. The layout of the package `speculators` has `layers.0.*`, and the layer's fields in
+`transformer_layer_config`. Missing fields have LlamaConfig's defaults, as in both engines. So most drafts for Llama-3.1 rotate
+with a rope_theta of 10,000, unlike their target. layer.py says what each field means to which engine.
 """
 
 from collections.abc import Callable

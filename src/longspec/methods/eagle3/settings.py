@@ -1,4 +1,4 @@
-"""The recipe's settings of an EAGLE-3 draft (arXiv 2503.01840), and what its layer can be beside its target.
+"""Define an EAGLE-3 draft's settings in a recipe (arXiv 2503.01840), and check them against its target.
 
 Imports no torch: runs are planned with it.
 """

@@ -1,10 +1,10 @@
-"""A draft folder as the package `speculators` 0.9.0 writes and reads it (github.com/vllm-project/speculators).
+"""Write a draft folder as the package `speculators` 0.9.0 does and reads it (github.com/vllm-project/speculators).
 
-Its source says: models/eagle3/core.py, the tensors: those of the engines' layout with `layers.0.` for `midlayer.`; embed_tokens
-may be missing, then the verifier's is taken. models/eagle3/config.py and config.py, the fields of config.json; vLLM's reader of
-them (transformers_utils/configs/speculators) takes norm_before_residual for true unless it is told, and hands on
-transformer_layer_config as it stands, without LlamaConfig's defaults, so that nothing may be left out of it.
-eagle_aux_hidden_state_layer_ids are inputs of layers (models/utils.py, resolve_target_layer_ids; vLLM hands them on).
+From its source: models/eagle3/core.py, the tensors: the engines' layout with `layers.0.` for `midlayer.`; embed_tokens may be
+missing, then the verifier's is used. models/eagle3/config.py and config.py, the fields of config.json. vLLM's reader of them
+(transformers_utils/configs/speculators) takes norm_before_residual for true by default, and passes transformer_layer_config on
+unchanged, without LlamaConfig's defaults, so no field may be missing there. eagle_aux_hidden_state_layer_ids are inputs of
+layers (models/utils.py, resolve_target_layer_ids; vLLM passes them on).
 """
 
 from pathlib import Path

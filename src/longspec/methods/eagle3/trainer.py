@@ -1,4 +1,4 @@
-"""EAGLE-3 in training (arXiv 2503.01840, section 3.2): chains unrolled from every token of a text beside a frozen target.
+"""Train EAGLE-3 (arXiv 2503.01840, section 3.2): chains are unrolled from every token of a text, next to a frozen target.
 
 Shapes: B rows, S tokens, C chains of a step, N tokens whose next one is trained, M of them that a step's chains reach, H hidden
 width, N query heads, K key/value heads, D head width.

@@ -1,4 +1,4 @@
-"""From a target's path to target and draft, by hand: the class follows from the target's config.json."""
+"""Load target and draft from a target's path; the class follows from the target's config.json."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A GLIDE draft's trees and chains (LongSpec 3.3), with a cache of its own that holds its window at most.
+"""Draft chains and trees with GLIDE (LongSpec 3.3), with its own cache that holds at most its window.
 
 Shapes: B rows, W tokens taken in at once, P cached tokens of the window, S nodes of a tree with its root, E tokens of a path,
 H hidden width, K key/value heads, D head width, V vocabulary.

@@ -1,4 +1,4 @@
-"""The GLIDE draft's one decoder layer (LongSpec, arXiv 2502.17421, section 3), and its tensors by their published names.
+"""Define the GLIDE draft's one decoder layer (LongSpec, arXiv 2502.17421, section 3), and its tensors' published names.
 
 Shapes: B batch, S tokens, H hidden width, N query heads, K key/value heads, D head width.
 """

@@ -1,5 +1,5 @@
-"""GLIDE as the house's draft method `glide`: the random draws of its training, a function of (seed, step, row) alone, and its
-memory and operations in closed form.
+"""Define the draft method `glide`: its training's random draws, which depend on (seed, step, row) alone, and its memory and
+operations in closed form.
 
 Shapes: S tokens of one row. Symbols: H hidden width, N heads of width D, K key/value heads, I feed-forward width, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""GLIDE drafts that LongSpec published (sail/longspec-*): one decoder layer, as a folder or as a file of weights alone."""
+"""Read GLIDE drafts that LongSpec published (sail/longspec-*): one decoder layer, as a folder or a file of weights alone."""
 
 from collections.abc import Callable
 from dataclasses import replace

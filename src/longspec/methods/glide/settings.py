@@ -1,4 +1,4 @@
-"""The recipe's settings of a GLIDE draft (LongSpec, arXiv 2502.17421). Imports no torch: runs are planned with it."""
+"""Define a GLIDE draft's settings in a recipe (LongSpec, arXiv 2502.17421). No torch: runs are planned with this module."""
 
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any

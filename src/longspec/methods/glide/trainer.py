@@ -1,6 +1,6 @@
-"""GLIDE in training (LongSpec, arXiv 2502.17421, section 3): a draft layer beside a frozen target, and its loss.
+"""Train GLIDE (LongSpec, arXiv 2502.17421, section 3): a draft layer next to a frozen target, and its loss.
 
-There is a class for each family of targets, called `(config, target_model_path, glide_path=None, dtype=None)`.
+Each family of targets has a class, called as `(config, target_model_path, glide_path=None, dtype=None)`.
 
 Shapes: B batch, S tokens, H hidden width, K key/value heads, D head width.
 """

@@ -1,4 +1,4 @@
-"""A GLIDE draft as vLLM's plugin longspec-vllm (plugins/vllm) reads it: a config.json beside the same weights. No torch."""
+"""Export a GLIDE draft for vLLM's plugin longspec-vllm (plugins/vllm): a config.json next to the same weights. No torch."""
 
 from pathlib import Path
 from typing import Any
