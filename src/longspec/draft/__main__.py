@@ -60,7 +60,7 @@ def fetch_(options: argparse.Namespace) -> None:
     """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
     from longspec.draft.fetch import fetch
 
-    options.out.unlink(missing_ok=True)  # it must not stand beside files that a download changes
+    options.out.unlink(missing_ok=True)  # an old manifest must not describe files that a download changes
     folder, manifest = fetch(options.source, options.out.parent / "files")
     write_json(options.out, {"path": path_text(folder), **manifest})
 
@@ -94,7 +94,7 @@ def final(options: argparse.Namespace) -> None:
 
     tokenizer = Path(checked_folder(options.tokenizer))
     draft, trained_by = options.draft, options.stages
-    if options.choice is not None:  # those up to the chosen one have trained it
+    if options.choice is not None:  # the stages up to the chosen one have trained it
         names = [folder.name for folder in options.stages]
         trained_by = options.stages[: names.index(read_json(options.choice)["stage"]) + 1]
         draft = trained_by[-1] / "draft"
@@ -130,7 +130,7 @@ def export(options: argparse.Namespace) -> None:
     found = None if options.target is None else read_draft_config(options.folder)
     named = "" if found is None else found[1]["target_path"]
     target = None if found is None else find_target(options.folder, named) or Path(named)
-    if target is not None:  # before anything is written
+    if target is not None:  # checked before anything is written
         from longspec.target.layouts import checked_layout, write_target  # torch, which no draft needs
 
         checked_layout(target, options.layout, options.target)

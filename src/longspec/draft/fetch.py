@@ -1,4 +1,4 @@
-"""A draft made elsewhere, brought here with its manifest: a folder on this machine, or a repository of the hub. No torch."""
+"""Fetch a draft made elsewhere, from a folder or a repository of the hub, and describe it in a manifest. No torch."""
 
 from pathlib import Path
 from typing import Any

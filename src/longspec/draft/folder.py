@@ -1,4 +1,4 @@
-"""The draft folder: weights under the published names, config.json, and how transformers decodes with it."""
+"""Write the draft folder: weights under the published names, config.json, and the code with which transformers decodes."""
 
 import shutil
 from dataclasses import fields

@@ -1,6 +1,6 @@
-"""A final draft folder on the Hugging Face hub: its model card and its upload. No torch: login nodes push too.
+"""Upload a final draft folder to the Hugging Face hub, with its model card. No torch: login nodes push too.
 
-The token comes from HF_TOKEN alone, never from a login that was left on the machine; HF_ENDPOINT names another hub.
+The token comes from HF_TOKEN alone, never from an earlier login on the machine; HF_ENDPOINT names another hub.
 """
 
 import logging

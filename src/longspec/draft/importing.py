@@ -1,4 +1,4 @@
-"""A draft made elsewhere becomes a draft folder: a published one by its method's reader, or one of our own as it is."""
+"""Make a draft folder from a draft made elsewhere: a published one with its method's reader, or one of our own as it is."""
 
 from dataclasses import fields
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""A draft folder laid out for another program. No torch, where the program reads the weights as they are."""
+"""Write a draft folder in another program's layout. No torch, if the program reads the weights as they are."""
 
 import shutil
 from pathlib import Path

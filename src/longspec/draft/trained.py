@@ -1,6 +1,6 @@
-"""Origin of a draft that this project trained: its recipe, the folder of its stage, its target; code, versions and hashes.
+"""Describe how this project trained a draft: its recipe, its stage's folder, its target; code, versions and hashes.
 
-No torch: the final folder is put together on login nodes too.
+No torch: login nodes, too, put the final folder together.
 """
 
 import shutil

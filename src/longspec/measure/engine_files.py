@@ -1,4 +1,4 @@
-"""Give an engine a target and a drafter: the folders as they are, or files in its layouts for as long as it runs."""
+"""Give an engine a target and a drafter: the folders as they are, or files in its layouts that exist only while it runs."""
 
 from argparse import Namespace
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The lines of an evaluation, one a prompt, temperature and shape: what identifies them, reading, pairing and summing them.
+"""Identify, read, pair and sum the lines of an evaluation: one for each prompt, temperature and shape.
 
 Suffixes: P prompts, sorted by task and prompt, the same for every drafter.
 """

@@ -1,4 +1,4 @@
-"""One prompt, decoded plainly and with drafts, both on the same cache of its prompt: a line of the results."""
+"""Decode a prompt plainly and with drafts, both on the same cache of the prompt, and make lines of results."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The records that a task's prompts are made of, as its files hold them. No torch: the plan reads the first of them."""
+"""Read the records that become a task's prompts from its files. No torch: the plan reads the first of them."""
 
 import zipfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Prompts: of a benchmark's file, laid out as the benchmark does; of held-out records stretches, or whole questions."""
+"""Make prompts: from a benchmark's file with its template; from held-out records stretches, or whole questions."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""One text with what was drafted and kept of it, round by round: the report colours it by that."""
+"""Describe one text with the drafts made and kept, round by round; the report colours the text by this."""
 
 from os.path import commonprefix
 from typing import Any

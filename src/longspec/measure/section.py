@@ -1,4 +1,4 @@
-"""The section `evaluation` of config/workflow.yaml: its keys, typed. Which of them go together: tasks.py. No torch here."""
+"""Define the keys of the section `evaluation` in config/workflow.yaml. tasks.py checks which go together. No torch here."""
 
 from typing import Annotated
 

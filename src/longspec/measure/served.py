@@ -1,6 +1,6 @@
-"""Evaluation by an engine in an environment of its own: a process that answers requests (engine_files.py: what it loads).
+"""Evaluate with an engine in its own environment: a process answers requests (engine_files.py: what it loads).
 
-Its answers become the lines of measurer.py, by the engine's own counters.
+The engine's counters turn its answers into lines like those of measurer.py.
 """
 
 import json

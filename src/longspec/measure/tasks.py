@@ -1,7 +1,7 @@
-"""Checks the `evaluation` section of workflow.yaml: which tasks are evaluated, and how. No torch here: Snakemake reads it too.
+"""Check the `evaluation` section of workflow.yaml: which tasks are evaluated, and how. No torch here: Snakemake reads it too.
 
-A task's prompts are stretches of held-out records of the run's own data (`data`, `context`), or they are laid out from the
-fields of a file (`source`, `template`, ...), as benchmarks are.
+A task's prompts are stretches of held-out records of the run's own data (`data`, `context`), or they are made from the fields
+of a file (`source`, `template`, ...), as in benchmarks.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""One request at a time through llama.cpp's server, which the package xllamacpp has: the only door to llama.cpp.
+"""Decode one request at a time with llama.cpp's server, from the package xllamacpp. Only this module uses llama.cpp.
 
     python -m longspec.measure.engines.llama_cpp JOB        in an environment that has xllamacpp
 
-The server is a part of this process, and ends it where it aborts. Its stream says after each token how many drafts were made
-and kept so far in this request. The rounds are read from these, and held against its counters by position.
+The server runs in this process, and ends it if it aborts. After each token its stream reports how many drafts were made and
+kept so far in this request. The rounds are derived from these numbers, and checked against its counters by position.
 """
 
 import http.client

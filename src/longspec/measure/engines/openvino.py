@@ -1,8 +1,8 @@
-"""One request at a time through OpenVINO GenAI, with the sizes of its steps: the only door to OpenVINO.
+"""Decode one request at a time with OpenVINO GenAI, and record its steps' sizes. Only this module uses OpenVINO GenAI.
 
     python -m longspec.measure.engines.openvino JOB        in an environment that has openvino-genai and optimum-intel
 
-Target and draft are converted to OpenVINO's format by a process of its own (openvino_ir.py), so that torch is gone when the
+A separate process (openvino_ir.py) converts target and draft to OpenVINO's format, so that no torch is in memory when the
 pipeline starts. Files that are in this format already are loaded as they are.
 """
 

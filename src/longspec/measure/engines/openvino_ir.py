@@ -1,14 +1,14 @@
-"""A target and its EAGLE-3 draft as OpenVINO's model files (IR), in float32. OpenVINO rounds them itself where it is asked to.
+"""Convert a target and its EAGLE-3 draft to OpenVINO's model files (IR), in float32. OpenVINO rounds them itself if asked to.
 
     python -m longspec.measure.engines.openvino_ir TARGET OUT                  in an environment that has optimum-intel
     python -m longspec.measure.engines.openvino_ir TARGET OUT --draft DRAFT    DRAFT: an export of the layout openvino
 
-Read in optimum-intel 2.2.0 (exporters/openvino) and OpenVINO GenAI 2026.4 (speculative_decoding/eagle3_model_transforms.cpp):
+From optimum-intel 2.2.0 (exporters/openvino) and OpenVINO GenAI 2026.4 (speculative_decoding/eagle3_model_transforms.cpp):
 
-embeddings: the draft's are replaced by the target's when a pipeline is made; the file needs some, so it has these.
-hidden_layers_list: an entry of the file's rt_info. The layers whose outputs the draft reads, three numbers. Where it is missing
-    the outputs of layers 2, L // 2 and L - 3 are taken, from ten layers on: drafts elsewhere read the inputs of these.
-d2t: target token less draft token, as in the draft's file.
+embeddings: a pipeline replaces the draft's by the target's; the file needs some, so it has the target's.
+hidden_layers_list: an entry of the file's rt_info: three layers whose outputs the draft reads. If it is missing and there are
+    ten layers or more, the outputs of layers 2, L // 2 and L - 3 are used; drafts made elsewhere read the inputs of these.
+d2t: target token minus draft token, as in the draft's file.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""What an evaluation and an engine's environment hand each other: a job in, a line of answer for each request out.
+"""Exchange data between an evaluation and an engine's environment: a job in, one line of answer for each request out.
 
-An engine is a module here, run as a program by the Python of its environment. Standard library alone, since both read this.
+An engine is a module here, which the Python of its environment runs as a program. Standard library only, since both import it.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""One request at a time through vLLM, with what its own counters say of each: the only door to vLLM.
+"""Decode one request at a time with vLLM, and read its counters for each. Only this module uses vLLM.
 
     python -m longspec.measure.engines.vllm JOB        in an environment that has vLLM
 
-A request by itself, step by step: the tokens of a step are then those of one round, and the counters' growth is its own.
+Requests run alone, step by step: then a step's tokens are those of one round, and the counters grow by this request alone.
 """
 
 import json
