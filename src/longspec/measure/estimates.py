@@ -1,4 +1,4 @@
-"""Figures of chosen prompts with their intervals, and differences between drafters on them.
+"""Compute figures of chosen prompts with their intervals, and differences between drafters on these prompts.
 
 Suffixes: P prompts, N records. An acceptance length is sum(new tokens) / sum(rounds). The record is the unit of an interval,
 not the round or the prompt: the rounds of one prompt, and prompts that are stretches of one record, are not independent of

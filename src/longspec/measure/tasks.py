@@ -63,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Prompts of context[0] to context[1] tokens from a dataset's held-out records; the keys are those of section.TaskEntry."""
+    """Hold a task with prompts of context[0] to context[1] tokens from held-out records; keys as in section.TaskEntry."""
 
     data: str
     context: tuple[int, int]
@@ -85,7 +85,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Prompts from a file's records; the keys are those of section.TaskEntry. revision: None for files of this machine."""
+    """Hold a task with prompts from a file's records; keys as in section.TaskEntry. revision: None for files of this machine."""
 
     source: str | list[str]
     new_tokens: int

@@ -1,4 +1,4 @@
-"""Cross entropy of blocks whose slots are filled at once, weighted by slot, or by how likely those before are kept; in chunks.
+"""Compute cross entropy of blocks filled at once, weighted by slot or by how likely earlier slots are kept; in chunks.
 
 D-PACE (arXiv 2605.18810) weighs slot k by the gradient of the expected number of kept tokens with respect to the slot's
 log-probability: with q_k the draft's probability of the text's token, s_k = (1 - alpha) q_k + alpha and P_k = s_1 ... s_k, it

@@ -1,4 +1,4 @@
-"""Soft cross entropy of a chain's steps over a part of the target's vocabulary, with a head that is trained; in chunks.
+"""Compute soft cross entropy of a chain's steps over a part of the target's vocabulary, with a trained head; in chunks.
 
 The target's distribution after a token is computed once and serves all steps that predict the next token.
 

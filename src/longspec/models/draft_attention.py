@@ -1,4 +1,4 @@
-"""Attention of a draft's layer: its projections, and rotary positions (RoPE) by its target's frequencies or its own.
+"""Define attention of a draft's layer: its projections, and rotary positions (RoPE) with its target's frequencies or its own.
 
 A draft's heads rotate in halves, as Llama's do, even if its target rotates otherwise (GLM-4 rotates neighbours): engines rotate
 a draft's heads in halves.

@@ -1,4 +1,4 @@
-"""GGUF files as llama.cpp loads them: the one place where any is written. Targets and drafts share these pieces.
+"""Write GGUF files as llama.cpp loads them. Only this module writes them, for targets and drafts.
 
 Shapes: N heads, D head width, C inputs of a projection.
 """

@@ -1,4 +1,4 @@
-"""Losses of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
+"""Compute losses of linear logits against hard and soft labels, in chunks: no [tokens, vocabulary] tensor is kept.
 
 Gradients are computed in the forward, where a chunk's logits exist. This module has the loss of a text; chain_losses.py and
 block_losses.py those of chains and blocks; teachers.py the target's side.

@@ -1,4 +1,4 @@
-"""Folders of models: which files hold the weights, and how a folder comes from the Hugging Face hub.
+"""Find the weight files in folders of models, and download folders from the Hugging Face hub.
 
 No torch: runs are planned with it, and login nodes fetch.
 """

@@ -1,9 +1,9 @@
-"""A frozen target: its configuration, its weights by transformers' own classes, whole or split over a job's ranks.
+"""Load a frozen target: its configuration, and its weights by transformers' own classes, whole or split over a job's ranks.
 
-Of a split target (tensor parallelism, by transformers' own plan) each rank holds some heads of every layer and some columns of
-every product; after a layer each has the whole hidden states, and after the head all logits. In decoding, rank 0 decides which
-token is drawn, so that no last bit parts the ranks' texts; in training, each rank has rows of its own, which all of them take
-through the target.
+If a target is split (tensor parallelism, by transformers' own plan), each rank holds some heads of every layer and some columns
+of every product; after a layer each rank has the whole hidden states, and after the head all logits. In decoding, rank 0 draws
+each token, so that rounding cannot make the ranks' texts differ. In training, each rank has its own rows, which all ranks run
+through the target together.
 
 Shapes: B rows, S tokens of a row, K key/value heads, T tokens, D head width.
 """

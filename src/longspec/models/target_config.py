@@ -1,4 +1,4 @@
-"""A target's config.json, read so that nothing of its folder runs. No torch: targets are fetched without."""
+"""Read a target's config.json without running code from its folder. No torch: targets are fetched without."""
 
 from pathlib import Path
 from typing import Any

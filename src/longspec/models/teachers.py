@@ -1,4 +1,4 @@
-"""The target's side of a loss: its whole distribution, or its k likeliest tokens, where these alone are stored.
+"""Compute the target's side of a loss: its whole distribution, or its k likeliest tokens if only these are stored.
 
 With p the target's distribution over V tokens, K its k likeliest, q the draft's, r(p) = 1 - sum_{v in K} p(v), the loss is
 

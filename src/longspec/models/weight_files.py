@@ -1,6 +1,6 @@
-"""Files of weights: the one place where any is opened, .safetensors or what torch.save wrote.
+"""Read files of weights, .safetensors or written by torch.save. Only this module opens any.
 
-Reading one runs nothing: tensors come back, or a ValueError of one line with the file, what is wrong and what to do.
+Reading runs no code: it returns tensors, or raises ValueError with one line: the file, what is wrong and what to do.
 """
 
 import errno

@@ -1,4 +1,4 @@
-"""The acceptance that is left beside a final draft: decoding chooses its chains and trees by it."""
+"""Write the acceptance file of a final draft: decoding chooses its chains and trees by it."""
 
 from collections.abc import Iterator
 from dataclasses import replace

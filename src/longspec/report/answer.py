@@ -1,4 +1,4 @@
-"""The answer of a page about several variants: which final draft is better, by how much, and what differs between the two."""
+"""Answer which final draft of several variants is better, by how much, and what differs between them."""
 
 from typing import Any
 

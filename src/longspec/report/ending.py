@@ -1,4 +1,4 @@
-"""What a finished run says at its end: the acceptance of its drafts, its report, and what to type next. No torch."""
+"""Return what a finished run says at its end: its drafts' acceptance, its report, and what to type next. No torch."""
 
 from pathlib import Path
 from shlex import quote

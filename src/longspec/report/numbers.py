@@ -1,4 +1,4 @@
-"""The page's numbers: what each drafter's measurements say, and the drafters against each other. Suffix: P prompts."""
+"""Compute the page's numbers: each drafter's measurements, and comparisons of drafters. Suffix: P prompts."""
 
 from itertools import pairwise
 from typing import Any

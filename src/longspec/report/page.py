@@ -1,4 +1,4 @@
-"""The page: numbers, figures and tables through one template, everything escaped unless it is a figure of ours."""
+"""Render the page: numbers, figures and tables through one template; everything is escaped except our own figures."""
 
 from typing import Any
 

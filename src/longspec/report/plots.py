@@ -1,4 +1,4 @@
-"""The figures: acceptance by context length, loss by step.
+"""Draw the figures: acceptance by context length, loss by step.
 
 A legend names the series. Suffix: T optimizer steps.
 """

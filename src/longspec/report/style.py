@@ -1,4 +1,4 @@
-"""One quiet look for every figure: matplotlib settings, and SVG whose colours are the page's CSS variables.
+"""Define one quiet look for every figure: matplotlib settings, and SVG whose colours are the page's CSS variables.
 
 A figure is drawn in placeholder colours; each becomes `var(--name)`, so that the page's light and dark schemes colour
 text, axes and series alike. Text stays text, in the page's own font.

@@ -1,4 +1,4 @@
-"""Rows for the page's tables of data, recipes and provenance."""
+"""Make rows for the page's tables of data, recipes and provenance."""
 
 from collections import Counter
 from operator import ne

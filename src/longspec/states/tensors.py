@@ -1,4 +1,4 @@
-"""Names and shapes of what a draft may read of its frozen target, whether it comes from a forward or from a file.
+"""Name the tensors that a draft may read of its frozen target, with their shapes, whether from a forward or from a file.
 
     embedded            the token's embedding                                    [B, S, H]
     cos, sin            the target's rotations at the token's position           [B, S, R] each

@@ -1,4 +1,4 @@
-"""The target of a GGUF file, as a transformers folder: the `dequantize` verb. It refuses whatever transformers would lose.
+"""Make a transformers folder from a GGUF file: the `dequantize` verb. It refuses whatever transformers would lose.
 
 transformers' reader takes the keys and tensors that it knows and drops the rest, such as a scaling of rotations; the result
 would be another model. If it does not know the name of a way to split text (`tokenizer.ggml.pre`), it splits as GPT-2 does, and

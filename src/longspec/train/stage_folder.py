@@ -1,4 +1,4 @@
-"""What a stage's folder says of its jobs: may one go on, how did the last one end, where is the last checkpoint. No torch.
+"""Read from a stage's folder whether a job may go on, how the last one ended, and where its checkpoint is. No torch.
 
     status.json: {"state": "running" | "done" | "stopped" | "failed", "step", "steps", "reason", "deterministic"}
 

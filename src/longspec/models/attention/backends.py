@@ -1,4 +1,4 @@
-"""The one door to attention: the choice of a backend, attention of texts, blocks and draft trees, and transformers' hook.
+"""Choose an attention backend, and attend over texts, blocks and draft trees, also as transformers' hook.
 
 All nodes of a tree see the same cached prefix (LongSpec 3.3, hybrid tree attention). So flash-attn's kernel takes the prefix
 without a mask of queries by keys, and the few tree keys have a small mask. The two parts are weighted by their sums of

@@ -1,4 +1,4 @@
-"""Attention of blocks of tokens that are drafted at once, over a text and themselves (DFlash, arXiv 2602.06036, section 4).
+"""Attend for blocks of tokens drafted at once, over a text and themselves (DFlash, arXiv 2602.06036, section 4).
 
 A block stands at its anchor, a token of the text. Its queries see the text's keys before the anchor, in the anchor's document,
 and their own block's keys, but no other block's. No mask is larger than a chunk of blocks by the keys that the chunk sees.

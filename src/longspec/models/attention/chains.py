@@ -1,4 +1,4 @@
-"""Attention of chains that are unrolled from every token of a text at once (EAGLE-3's training-time test, section 3.2).
+"""Attend for chains unrolled from every token of a text at once (EAGLE-3's training-time test, section 3.2).
 
 In step i, query t belongs to the chain that starts at t. It sees the text's keys up to t, as a Visibility says, and the chain's
 own keys t of steps 1 to i. A kernel computes the text's part; the few own keys are dot products. Their weights are the sums of

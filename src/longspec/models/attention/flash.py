@@ -1,4 +1,4 @@
-"""Attention by flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
+"""Attend with flash-attn: its variable-length kernel, one call over the documents of all rows, and its kernel for caches.
 
 The first is called by its two halves, private functions of 2.8, since a text may be one part of a softmax with further keys
 (chains.py).

@@ -1,4 +1,4 @@
-"""Attention by torch's flex_attention, compiled; its block mask is made from each query's bounds, never from a dense mask.
+"""Attend with torch's flex_attention, compiled; the block mask is made from each query's bounds, never from a dense mask.
 
 Shapes: B rows, N query heads, K key/value heads, S queries, T keys, D head width, Q and L blocks of queries and of keys.
 """

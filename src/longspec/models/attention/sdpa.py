@@ -1,4 +1,4 @@
-"""Attention by torch's own kernels: whole, or as one part of a softmax that has more in it, with the log-sum-exp of its scores.
+"""Attend with torch's own kernels: whole, or as one part of a larger softmax, with the log-sum-exp of the part's scores.
 
 Whole attention is fused causal calls if a segment allows it, otherwise blocks of queries. A part belongs to a softmax with
 further keys (chains.py) or a sink. For further keys: a kernel's backward recomputes its weights, exp(score - log-sum-exp), and

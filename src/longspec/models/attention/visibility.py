@@ -1,4 +1,4 @@
-"""Which keys a query sees: of a text by causality, a window, a lag and documents; of a draft tree the path down to a node.
+"""Say which keys a query sees: in a text by causality, a window, a lag and documents; in a draft tree the path to a node.
 
 Every backend derives its own form of mask from here.
 
@@ -31,7 +31,7 @@ class Segment:
 
     @property
     def is_windowed(self) -> bool:
-        """Whether the window hides any of the segment's keys."""
+        """Tell whether the window hides any of the segment's keys."""
         return self.window is not None and self.window < self.key_stop - self.key_start - 1
 
 
