@@ -85,7 +85,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """Hold a task with prompts from a file's records; keys as in section.TaskEntry. revision: None for files of this machine."""
+    """Hold a task with prompts from a file's records; keys as in section.TaskEntry. revision: None: files of this machine."""
 
     source: str | list[str]
     new_tokens: int

@@ -1,5 +1,5 @@
-"""Load the frozen target for a job's draft: on each rank whole, partitioned over the ranks by ZeRO-3, or split by heads. Or load
-only the parts needed with stored states, which are read from
+"""Load the frozen target for a job's draft: on each rank whole, partitioned over the ranks by ZeRO-3, or split by heads. Beside
+stored states, load only the parts needed; the states are read from
 
     FOLDER/0-of-4/shard.json                        {"declaration", "parts": names of its files of rows}; written last
     FOLDER/0-of-4/rows-000064-000127.safetensors    tensors [rows, S, ...]; it has this name once it is whole
