@@ -27,7 +27,7 @@ class Checkpoint:
 
     @property
     def slot(self) -> Path:
-    """Return the slot with the weights. Raises ValueError if the slot now holds another checkpoint."""
+        """Return the slot with the weights. Raises ValueError if the slot now holds another checkpoint."""
         slot = self.stage / self._content["slot"]
         if sha256_file(slot / MANIFEST) != self._content["manifest_sha256"]:
             raise ValueError(f"{slot}: is not the checkpoint that {self.path} names; train the stage again")
@@ -35,16 +35,16 @@ class Checkpoint:
 
     @property
     def recipe(self) -> Any:
-    """Return the recipe of the training."""
+        """Return the recipe of the training."""
         return typed(self._content["identity"]["recipe"], Recipe, self.path)
 
     @property
     def runtime(self) -> dict[str, Any]:
-    """Return {"runtime": section of the stage's last job}; from runtime.yaml if the checkpoint does not hold it."""
+        """Return {"runtime": section of the stage's last job}; from runtime.yaml if the checkpoint does not hold it."""
         return {"runtime": self._content.get("runtime") or yaml_files.read(self.stage / "runtime.yaml")}
 
     def check_vocabulary(self, path: Path | None, vocabulary: DraftVocabulary | None) -> None:
-    """Raise ValueError if the draft vocabulary is not the one of the training."""
+        """Raise ValueError if the draft vocabulary is not the one of the training."""
         if vocabulary is not None and self._content["identity"].get("vocabulary") != vocabulary.hash:
             raise ValueError(f"{path}: ids: are not those that {self.path} was trained with; give the file of its stage")
 

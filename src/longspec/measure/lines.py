@@ -119,7 +119,7 @@ class Evaluation:
         return next(iter(self.by_setting.values()))
 
     def of_task(self, task: str | None) -> Array:
-    """Return which prompts belong to a task, boolean [P]; None: all."""
+        """Return which prompts belong to a task, boolean [P]; None: all."""
         return np.ones(len(self["task"]), bool) if task is None else np.asarray(self["task"] == task)
 
 
