@@ -147,7 +147,7 @@ def test_lines_tell_what_was_decoded(arguments: Any) -> None:
     by_shape = [[line["tokens"] for line in greedy if line["shape"] == shape] for shape in (2, [2, 3])]
     assert by_shape[0] == by_shape[1]
     assert {line["tokens_compared"] for line in lines if line["temperature"]} == {0}
-    assert [line["record"] for line in lines if line["task"] == "file"][::4] == sorted({line["record"] for line in lines[:16]})
+    assert [line["prompt"] for line in lines if line["task"] == "file"][::4] == [0, 1, 2, 3]
 
 
 def test_other_settings_measure_anew_and_are_named(arguments: Any, tmp_path: Path, capfd: Any) -> None:
@@ -190,8 +190,11 @@ def test_a_further_task_decodes_its_own_prompts_alone(arguments: Any, monkeypatc
         out.unlink()
         return found
 
+    first = lines(tasks={"file": TASKS["file"]}, prompts=3)
+    assert decoded == ["file"] * (2 + 3 * 2 * 2)  # each of two shapes is tried once; 3 prompts, 2 shapes, 2 repeats
     one = lines(tasks={"file": TASKS["file"]})
-    assert decoded == ["file"] * (2 + 4 * 2 * 2)  # each of two shapes is tried once; 4 prompts, 2 shapes, 2 repeats
+    assert decoded == ["file"] * (2 + 1 * 2 * 2)
+    assert [line for line in one if line["prompt"] < 3] == first
     both = lines()
     assert decoded == ["held"] * (2 + 4 * 2 * 2)
     assert [line for line in both if line["task"] == "file"] == one
