@@ -1,4 +1,4 @@
-"""What verbs share at a terminal: their options, their last words, and text that is safe to print.
+"""Share among the verbs their options, their last words, and text that is safe to print at a terminal.
 
 Text from data and file names may move the cursor or hold what nobody sees. Control characters become their pictures (␛, ␊),
 invisible characters and marks of writing direction their numbers (<U+202E>). All other text stays as it is.

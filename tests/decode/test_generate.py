@@ -172,6 +172,15 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         target.generate(ids, custom_generate=str(folder), trust_remote_code=True, **GREEDY)
 
 
+def test_the_targets_generation_config_is_overruled_as_its_refusal_says(target, folder: Path) -> None:
+    ids = torch.tensor([[5, 6, 7]])
+    wanted = target.generate(ids, **GREEDY)
+    target.generation_config.use_cache = False
+    with refused("use_cache", "use_cache=True"):
+        generate(target, ids, draft=folder, **GREEDY)
+    assert torch.equal(generate(target, ids, draft=folder, use_cache=True, **GREEDY), wanted)
+
+
 def test_what_apply_chat_template_returns_is_taken_whole(target, folder: Path, batch) -> None:
     given, drafter = BatchEncoding(batch), load_drafter(target, folder)
     wanted = target.generate(**given, **GREEDY)

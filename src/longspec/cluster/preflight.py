@@ -196,7 +196,8 @@ def check_memory(facts: list[Facts], needs: dict[str, tuple[int, Setup]]) -> Fin
         if there + (0 if on_gpu else here * ranks) > host:
             found = f"stage {stage}: the ranks of a node take {gib(there)} of its main memory, of which the job has {gib(host)}"
             more = "raise node_mem in the profile" if own_job() else "set fewer runtime.ranks"  # a job of fewer has their share
-            return Finding(FAIL, found, f"{more}, or set target: partitioned or offload_optimizer: none in runtime")
+            others = "runtime.target: partitioned or runtime.deepspeed.offload_optimizer: none"
+            return Finding(FAIL, found, f"{more}, or set {others}")
         of_host = f", those of its node {gib(there)} of the host's {gib(host)}" if there else ""
         told.append(f"{stage} {gib(here)} of {gib(device)}{of_host}")
     return Finding(OK, f"each rank takes at most: {'; '.join(told)}")

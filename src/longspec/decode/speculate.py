@@ -4,7 +4,6 @@ Shapes: B rows that still run, S nodes of a tree with its root, E = depth + 1 to
 """
 
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -76,15 +75,12 @@ def speculate(
     nodes = size_of(levels) + drafter.copied
     ahead = tokens_ahead(max_new_tokens, nodes)
     if not isinstance(prompts, Prefilled):
-        only = replace(prefill(target, prompts, ahead, drafter.reads), is_last=True)
-        begun: AbstractContextManager[Prefilled] = nullcontext(only)
+        prompts = replace(prefill(target, prompts, ahead, drafter.reads), is_last=True)
     elif missing := set(drafter.reads) - set(prompts.reads):
         raise ValueError(
             f"prompts: were prefilled without {', '.join(sorted(missing))}: give prefill(..., reads=drafter.reads)"
         )
-    else:
-        begun = prompts.lent(ahead)
-    with begun as start:
+    with prompts.lent(ahead) as start:
         clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, Texts(start.prompts, stops, max_new_tokens, on_tokens))
         clock.mark("draft")

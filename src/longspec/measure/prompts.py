@@ -121,7 +121,7 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
         log(f"{name}: {len(records)} records, fewer than the {count} prompts asked for; all are taken")
     encoder, lay_out = Encoder(tokenizer), compose(to="prompt", template=task.template, optional=[])
     room = check_room(name, task, positions, len(encoder.prompt("x", chat=task.chat)))
-    longest = max(2, min(task.longest or room, room))  # both of its ends
+    longest = min(task.longest or room, room)
     prompts = []
     for number, record in enumerate(drawn):
         (place, fields), cut = records[record], 0
@@ -130,7 +130,7 @@ def read_prompts(name: str, task: Benchmark, count: int, tokenizer: Any, seed: i
             assert isinstance(made, dict)
             text = made["prompt"]
             if len(whole := encoder.prompt(text, chat=False)) > longest:
-                ends = (whole[: longest // 2], whole[-(longest // 2) :])
+                ends = (whole[: longest // 2], whole[len(whole) - longest // 2 :])
                 text = "".join(tokenizer.decode(part, skip_special_tokens=True) for part in ends)
                 cut = len(whole) - sum(map(len, ends))
             ids = encoder.prompt(text, chat=task.chat)
