@@ -1,6 +1,10 @@
 """A draft folder in transformers' own generate, and the same by a Python call."""
 
+import io
+import re
+import shutil
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding, GenerationConfig, LlamaConfig, TextStreamer
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json, write_json
+from longspec.decode import speculate
 from longspec.decode.generate import generate, load_drafter
 from longspec.decode.lookup import LookupDrafter
 from longspec.draft.folder import GENERATE as FILE
+from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash_of
+from longspec.methods import chosen_vocabulary
+from tests.cli import small_draft
 from tests.corpus import Corpus
 from tests.decode.models import make_target
 from tests.draft.eagle3_drafts import make_draft
@@ -212,3 +220,65 @@ def test_stop_strings_are_those_of_generate(corpus: Corpus) -> None:
         lengths.add(wanted.shape[1])
     assert len(strings) > 10
     assert len(lengths) > 4
+
+
+SAID = (0, 2, 7, 11, 30, 44, 45, 60)
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """The file of the tokens that a draft can say."""
+    DraftVocabulary(SAID, VOCABULARY, "", {"all": 1.0}).write(tmp_path / "draft_vocabulary_8.json")
+    return tmp_path / "draft_vocabulary_8.json"
+
+
+def test_a_glide_draft_takes_the_file_of_a_vocabulary(target, folder: Path, vocabulary: Path) -> None:
+    """By name of generate's argument, through the folder's own code and by a Python call, and by load_drafter."""
+    drafter = load_drafter(target, folder, vocabulary)
+    assert drafter.proposed == len(SAID)
+    assert torch.equal(drafter.head_VH, target.lm_head.weight[list(SAID)])
+    row = {"inputs": torch.tensor([[5, 6, 7]]), **GREEDY}
+    named = row | {"draft_vocabulary": str(vocabulary), "shape": (8, 3)}
+    for way in (by_folder, by_call):
+        assert torch.equal(way(target, folder, **named), target.generate(**row))
+    with refused("shape (9,)", "level 1", "9 nodes", "1 to 8", "vocabulary of 8"):
+        by_call(target, folder, **named | {"shape": (9,)})
+    with refused(f"draft_vocabulary: {vocabulary}", "load_drafter"):
+        by_call(target, drafter, **named)
+
+
+def test_vocabularies_that_do_not_fit_are_named(folder: Path, vocabulary: Path, tmp_path: Path) -> None:
+    assert chosen_vocabulary("glide", None) is None
+    assert chosen_vocabulary("eagle3", None) is None
+    with refused(f"draft_vocabulary: {vocabulary}", "eagle3"):
+        chosen_vocabulary("eagle3", vocabulary)
+    shutil.copytree(folder.parent / "target", tmp_path / "target")
+    write_json(tmp_path / "target/tokenizer.json", {})
+    target = AutoModelForCausalLM.from_pretrained(tmp_path / "target")
+    own = {"tokenizer": tokenizer_hash_of(tmp_path / "target")}
+    for changed, field in (({"size": 98}, "size"), ({"tokenizer": "other"}, "tokenizer"), ({"ids": [3, 2]}, "ids")):
+        write_json(tmp_path / "other.json", read_json(vocabulary) | own | changed)
+        with refused(f"{tmp_path}/other.json: {field}"):
+            load_drafter(target, folder, tmp_path / "other.json")
+
+
+def test_the_lines_of_its_page_run_and_say_how_many_tokens_a_round_brings(
+    root: Path, tmp_path: Path, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/generate.md as it stands, line by line, on a small target and a draft in the places that it names."""
+    monkeypatch.chdir(tmp_path)
+    small_draft.save(Path("models/demo/target"), Path("results/demo/sinkpi-slicing/final_draft"), corpus)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "docs/generate.md").read_text(), re.DOTALL)
+    assert len(blocks) == 3
+    forwards: list[int] = []
+    forward = speculate._Run.forward
+    monkeypatch.setattr(speculate._Run, "forward", lambda *given: forwards.append(1) or forward(*given))
+    told: dict[str, Any] = {}  # the names that the blocks leave
+    with redirect_stdout(io.StringIO()) as printed:
+        for block in blocks:
+            exec(block, told)
+            assert forwards, "the draft is used"
+            forwards.clear()
+    assert told["out"].shape[0] == 1
+    assert told["row"].new_tokens >= 63
+    assert re.search(r"^[\d.]+ tokens a round, kept in each: \[", printed.getvalue(), re.MULTILINE)

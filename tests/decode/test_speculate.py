@@ -104,38 +104,29 @@ def test_decoding_ends_at_eos_in_and_after_a_chain() -> None:
 
 
 def test_rows_end_each_at_its_own_time_and_leave_the_batch() -> None:
+    """Their tokens are streamed as they are returned: the prompt's next one, and what each round brings."""
     target = make_target(3, **DEPTHS["eagle3"])
     prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19, 4, 4, 33)]
     alone = [generated(target, prompt, NEW) for prompt in prompts]
     eos = [alone[0][3], alone[2][11], alone[5][30]]
     expected = [text[: min((text.index(token) + 1 for token in eos if token in text), default=NEW)] for text in alone]
     assert len({len(text) for text in expected}) > 3
-    batches = []
+    batches, streamed = [], {}
     draft = Oracle([prompt + text for prompt, text in zip(prompts, alone, strict=True)])
     propose = draft.propose
     draft.propose = lambda draft_input, *rest: batches.append(len(draft_input.texts)) or propose(draft_input, *rest)
-    for proposes in (*(make_drafter(method, target) for method in METHODS), make_eagle3(target), make_dflash(target), draft):
-        decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3)
-        assert [row.ids for row in decoded.rows] == expected
-    assert batches == sorted(batches, reverse=True)
-    assert len(set(batches)) > 2
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_streamed_as_they_are_returned(method: str) -> None:
-    target = make_target(3, **DEPTHS[method])
-    prompts = [torch.randint(0, 61, (length,)).tolist() for length in (7, 2, 19)]
-    eos = generated(target, prompts[0], 20)[-1]
-    streamed, calls = {}, []
 
     def on_tokens(row: int, tokens: list[int]) -> None:
-        calls.append(row)
-        streamed.setdefault(row, []).extend(tokens)
+        streamed.setdefault(row, []).append(tokens)
 
-    drafter = make_drafter(method, target)
-    decoded = speculate(target, drafter, prompts, max_new_tokens=33, eos=eos, on_tokens=on_tokens)
-    assert [streamed[row] for row in range(3)] == [row.ids for row in decoded.rows]
-    assert [calls.count(row) for row in range(3)] == [1 + row.rounds for row in decoded.rows]
+    for proposes in (*(make_drafter(method, target) for method in METHODS), make_eagle3(target), make_dflash(target), draft):
+        streamed.clear()
+        decoded = speculate(target, proposes, prompts, max_new_tokens=NEW, eos=eos, shape=3, on_tokens=on_tokens)
+        assert [row.ids for row in decoded.rows] == expected
+        assert [[token for tokens in streamed[row] for token in tokens] for row in range(len(prompts))] == expected
+        assert [len(streamed[row]) for row in range(len(prompts))] == [1 + row.rounds for row in decoded.rows]
+    assert batches == sorted(batches, reverse=True)
+    assert len(set(batches)) > 2
 
 
 class Letters:
