@@ -1,4 +1,4 @@
-"""report.json against figures worked out by hand on a tiny run."""
+"""report.json against figures worked out by hand on a tiny run, and the acceptance that is left beside its final draft."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,10 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
+from longspec.chain_length import FILE, ChainAcceptance, TreeAcceptance, read_acceptance
+from longspec.measure.tasks import Setting
 from longspec.report.__main__ import make_report, parse_arguments
+from longspec.report.acceptance_file import longest_chains
 from tests.refusals import refused
 from tests.report.synthetic_run import SETTINGS, line, positions, write_run
 
@@ -122,3 +125,23 @@ def test_stages_stand_in_the_order_of_the_provenance(tmp_path: Path) -> None:
     path = tmp_path / "results/base/final_draft/provenance.json"
     write_json(path, read_json(path) | {"order": ["base", "longcot", "long"]})
     assert [row["stage"] for row in report(arguments)["improvements"]["base"]] == ["base", "longcot", "long"]
+
+
+def test_the_final_draft_keeps_its_acceptance(tmp_path: Path) -> None:
+    """The tiny run's final draft keeps [2, 2], [2], [0], [1], [2, 1, 1] of two: 7 of 8 first tokens, then 4 of 7, twice.
+
+    Prompt lookup brings 9 tokens in 8 rounds, twice.
+    """
+    arguments = write_tiny(tmp_path)
+    numbers = report(arguments)
+    held = (ChainAcceptance(0.0, ((14, 16), (8, 14))), TreeAcceptance(0.0, (), 18, 16, copied=2))
+    assert read_acceptance(tmp_path / "results/base/final_draft") == held
+    (tmp_path / "results/base/evaluation").rename(tmp_path / "results/base/bench")
+    (tmp_path / "results/base/final_draft" / FILE).unlink()
+    assert report([*arguments, "--evaluations", "bench"])["overall"] == numbers["overall"]
+    assert not (tmp_path / "results/base/final_draft" / FILE).exists()  # measured apart, it chooses no chains
+
+
+def test_the_longest_chain_of_each_temperature_tells_of_all_shorter_ones() -> None:
+    settings = [Setting(0.7, 3), Setting(0.0, 2), Setting(0.0, (2, 4)), Setting(0.0, 5), Setting(1.0, (2, 4))]
+    assert longest_chains(settings) == [Setting(0.0, 5), Setting(0.7, 3)]

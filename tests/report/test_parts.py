@@ -1,16 +1,20 @@
-"""Tables and smoothing against plain expectations."""
+"""Tables, smoothing, and the loss in nats a token, against plain expectations."""
 
 import copy
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from longspec import methods
+from longspec.config import compose
 from longspec.measure.tasks import parse
 from longspec.report import tables
-from longspec.report.inputs import Variant, read_variant
-from longspec.report.plots import smooth
+from longspec.report.inputs import Stage, Variant, read_variant
+from longspec.report.plots import curves, loss_unit, smooth
 from tests.report.synthetic_run import SETTINGS, write_variant
 
 
@@ -62,3 +66,39 @@ def test_shares_of_mixed_and_replayed_tokens_are_those_that_were_counted(variant
     assert dict(table["measured"])["labels of the mix"] == ["none", "none", "books 25.0%, chats 75.0%"]
     assert [text for text, _ in dict(table["settings"])["data"]] == ["stdlib", "stdlib-long", "books 25%, chats 75%"]
     assert dict(table["settings"])["data.replay.base"] == [("none", False), ("none", False), ("0.2", True)]
+
+
+def recipe_of(run: str, variant: str, **draft: Any) -> Any:
+    """Return the recipe of a run's first stage with changes of recipe.draft."""
+    values = [f"recipe.draft.{key}={value}" for key, value in draft.items()]
+    return compose("train", [f"run={run}", f"variant={variant}", "stage=base", *values]).recipe
+
+
+@pytest.mark.parametrize(
+    ("recipe", "weight"),
+    [
+        (("demo", "base", {"loss": "soft"}), 1.0),
+        (("demo", "base", {"loss": "hard", "temperature": 2.0}), 1.0),  # no label has that temperature
+        (("demo", "base", {"loss": "mix", "temperature": 2.0}), None),
+        (("demo-eagle3", "ttt", {"steps": 3, "decay": 0.5}), 1.75),
+        (("demo-eagle3", "ttt", {"steps": 7, "decay": 0.8}), (1 - 0.8**7) / 0.2),
+        (("demo-dflash", "blocks", {"weights": "decay"}), 1.0),
+        (("demo-dflash", "blocks", {"weights": "d_pace"}), None),
+    ],
+)
+def test_a_losss_weight_is_the_sum_of_its_steps(recipe: tuple[str, str, dict[str, Any]], weight: float | None) -> None:
+    run, variant, draft = recipe
+    assert methods.loss_weight(recipe_of(run, variant, **draft)) == (None if weight is None else pytest.approx(weight))
+
+
+def test_the_curve_is_in_nats_a_token_or_stands_alone() -> None:
+    """A draft that knows nothing of 1,024 tokens: ln 1,024 nats in each of three steps, weighted 1, 0.5 and 0.25."""
+    nothing = math.log(1024)
+    metrics = [{"step": 1, "loss": 1.75 * nothing, "llm_loss": 2.5}, {"step": 2, "loss": math.nan, "llm_loss": 2.5}]
+    stage = Stage("base", recipe_of("demo-eagle3", "ttt", steps=3, decay=0.5), metrics)
+    assert [list(each_T) for each_T in curves(stage)] == [[1.0], [pytest.approx(nothing)], [2.5]]
+    assert loss_unit(stage) == "loss, nats per token"
+    stage = Stage("base", recipe_of("demo-dflash", "blocks", weights="d_pace"), [{"step": 1, "loss": 4.0, "llm_loss": 2.5}])
+    _, loss_T, target_T = curves(stage)
+    assert (loss_T.tolist(), np.isnan(target_T).tolist()) == ([4.0], [True])
+    assert loss_unit(stage) == "weighted loss"

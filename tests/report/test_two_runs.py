@@ -1,4 +1,7 @@
-"""A report of two runs, which is what `snakemake compare` makes: differences paired by prompt, and what it must not write."""
+"""A report of two runs, which is what `snakemake compare` makes: differences paired by prompt, and what it must not write.
+
+The first card of its page answers which is better.
+"""
 
 import json
 from pathlib import Path
@@ -8,6 +11,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
+from longspec.report.answer import verdict
 from tests.refusals import refused
 from tests.report.synthetic_run import make_eagle3, positions
 from tests.report.test_numbers import report, write_tiny
@@ -137,3 +141,34 @@ def test_what_has_chosen_one_runs_stage_is_left_out_of_both(tmp_path: Path) -> N
     write_json(path, read_json(path) | {"final": chosen})
     with refused(tmp_path / "a/base/evaluation/untrained.jsonl", "task", 10, "final: last"):
         report(arguments)
+
+
+@pytest.mark.parametrize(
+    ("difference", "low", "high", "told"),
+    [
+        (0.2, 0.1, 0.3, "yes"),
+        (-0.2, -0.3, -0.1, "no"),
+        (0.0, 0.0, 0.0, "the same"),
+        (0.1, -0.1, 0.3, "undecided"),
+        (0.1, 0.0, 0.2, "undecided"),  # an end at 0 is not above it
+        (0.2, None, None, "too few records"),
+        (None, None, None, "not measured"),
+    ],
+)
+def test_a_verdict_is_of_the_whole_interval(difference: float | None, low: float | None, high: float | None, told: str) -> None:
+    assert verdict({"difference": difference, "low": low, "high": high}) == told
+
+
+def test_equal_drafts_are_no_red_no(tmp_path: Path) -> None:
+    """Run b has the lines of run a."""
+    arguments = write_runs(tmp_path)
+    theirs, own = (tmp_path / f"{run}/base/evaluation/longcot.jsonl" for run in "ab")
+    own.write_bytes(theirs.read_bytes())
+    (row,) = report(arguments)["answers"]
+    assert (row["acceptance"]["verdict"], row["speed_up"]["verdict"], row["differs"]) == ("the same", "the same", [])
+    parser, source, text = read_page(tmp_path)
+    assert "No difference" in text
+    assert "nothing in recipes and provenance" in text
+    assert {cells[-1] for cells in parser.rows("Variant", "against", "drafter")} == {"the same"}
+    assert "+0.000" not in text
+    assert '<span class="bad">no</span>' not in source
