@@ -1,6 +1,10 @@
-"""Figures by task, setting and bucket against sums made by hand."""
+"""Figures by task, setting and bucket against sums made by hand, and the sample of a text that a line keeps."""
+
+from types import SimpleNamespace
+from typing import Any
 
 from longspec.measure.lines import bucket_name, bucket_of, summarize
+from longspec.measure.sample import sample_of
 
 BASE = {"task": "a", "temperature": 0.0, "shape": 2, "tokens_compared": 7, "mismatches": 1, "near_ties": 1}
 SECONDS = {"seconds_plain": 3.0, "seconds_speculative": 2.0, "seconds_draft": 0.5, "seconds_target": 1.0}
@@ -41,3 +45,25 @@ def test_what_nothing_was_measured_for_is_told_as_nothing() -> None:
     [row] = summarize([line(**none)])
     assert [row[name] for name in ("acceptance_length", "speed_up", "draft_share")] == [None] * 3
     assert row["position_acceptance"] == [None, None]
+
+
+WORDS = ["<0>", " a", " b", " c", " d", " e", " f"]
+BY_WORDS = SimpleNamespace(decode=lambda ids: "".join(WORDS[token] for token in ids).removeprefix(" "))  # as SentencePiece
+BY_BYTES = SimpleNamespace(decode=lambda ids: bytes(ids).decode(errors="replace"))  # of parts of characters too
+
+
+def told(found: dict[str, Any]) -> list[tuple[str, int]]:
+    return [(token["text"], token["depth"]) for token in found["tokens"]]
+
+
+def test_rounds_by_hand() -> None:
+    """Two drafts kept in the first round, none in the second; a last round may bring more than the text."""
+    found = sample_of(BY_WORDS, [3, 4], [1, 3, 5, 6, 1], [2, 0])
+    assert found["before"] == "c d"
+    assert told(found) == [(" a", 0), (" c", 1), (" e", 2), (" f", 0), (" a", 0)]
+    assert told(sample_of(BY_WORDS, [3], [1, 2], [2])) == [(" a", 0), (" b", 1)]
+
+
+def test_a_character_of_several_tokens_stands_with_its_last() -> None:
+    ids = list("xé∞".encode())
+    assert [text for text, _ in told(sample_of(BY_BYTES, list(b"ab"), ids, [0] * 5))] == ["x", "", "é", "", "", "∞"]
