@@ -1,16 +1,20 @@
-"""A draft vocabulary against counts by hand, and what it refuses."""
+"""A draft vocabulary against counts by hand, what it refuses, and its file: read back as it was, torn and strange ones named."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from longspec.atomic_files import describe_files, write_json
+from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
+from longspec.config import compose_stage
 from longspec.data import draft_vocabulary
 from longspec.data.__main__ import parser, run
 from longspec.data.pack import packing
 from longspec.data.pack.arrow_shards import TokenWriter
-from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary
+from longspec.draft_vocabulary import DraftVocabulary, read_draft_vocabulary, tokenizer_hash, tokenizer_hash_of
+from longspec.methods import vocabulary_for
 from tests.refusals import refused
 
 EOS, TOKENS = 2, 12
@@ -103,3 +107,51 @@ def test_rows_and_sizes_that_do_not_fit_are_refused(tmp_path: Path, rows: dict[s
         with refused(place, fact):
             count(tmp_path, given, size)
     assert not list(tmp_path.glob("draft_vocabulary_*"))
+
+
+HELD = DraftVocabulary((0, 3, 7), 8, "t", {"base": 0.75, "all": 0.96})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    HELD.write(tmp_path / "v.json")
+    return tmp_path / "v.json"
+
+
+def test_it_is_read_back_as_it_was(path: Path) -> None:
+    assert read_draft_vocabulary(path, counted=True) == HELD
+    assert HELD.hash == DraftVocabulary((0, 3, 7), 8, "t", {"all": 0.1}).hash
+    others = (((0, 3, 6), 8, "t"), ((0, 3, 7), 9, "t"), ((0, 3, 7), 8, "u"))
+    assert len({HELD.hash, *(DraftVocabulary(*each, {}).hash for each in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("ids", [3, 0]), ("ids", [3, 8]), ("ids", [True, 3]), ("ids", "0 3"), ("tokenizer", None), ("coverage", {"base": 0.5})],
+)
+def test_strange_ones_are_refused(path: Path, key: str, value: Any) -> None:
+    write_json(path, read_json(path) | {key: value})
+    with refused(f"{path}: {key}", "python -m longspec.data vocabulary"):
+        read_draft_vocabulary(path, counted=True)
+
+
+def test_a_targets_tokenizer_is_known_by_its_manifest_or_its_folder(tmp_path: Path) -> None:
+    for name in ("target", "other"):
+        write_json(tmp_path / name / "tokenizer.json", {"version": name})
+        write_json(tmp_path / name / "config.json", {"vocab_size": 8})
+    own = tokenizer_hash_of(tmp_path / "target")
+    files = describe_files(tmp_path / "target", ["config.json", "tokenizer.json"])
+    assert tokenizer_hash(files) == own == sha256_text(json.dumps({"tokenizer.json": files["tokenizer.json"]}))
+    assert own != tokenizer_hash_of(tmp_path / "other")
+    assert tokenizer_hash({}) is tokenizer_hash_of(tmp_path) is None
+
+
+def test_a_recipe_gets_the_one_that_it_wants(path: Path) -> None:
+    glide, eagle3 = (compose_stage(*each, "base").recipe for each in (("demo", "base"), ("demo-eagle3", "ttt")))
+    assert vocabulary_for(glide, None) is None
+    for recipe, given, told in (
+        (glide, path, (f"{path}", "vocabulary out")),
+        (eagle3, None, ("draft vocabulary: missing", "--vocabulary", "files.vocabulary=")),
+    ):
+        with refused(*told):
+            vocabulary_for(recipe, given)

@@ -1,5 +1,6 @@
 """Published drafts become draft folders that compute what they computed: against plain PyTorch, decoded, exported, trained."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,18 +9,19 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from longspec.atomic_files import read_json, write_json, write_text
-from longspec.config import to_yaml
+from longspec.config import compose, to_yaml
 from longspec.draft_vocabulary import read_draft_vocabulary
 from longspec.methods.eagle3 import settings as eagle3
 from longspec.methods.eagle3.method import METHOD
+from longspec.methods.glide.layer import UNUSED, GlideLayer, published_layout
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from tests.data.hub_standin import Hub
 from tests.draft import published_drafts as published
-from tests.draft.conftest import Verb
+from tests.draft.conftest import CONFIG, Verb
 from tests.draft.eagle3_drafts import recipe_of
 from tests.draft.published_drafts import HEADS, IDS, KEY_VALUES, LAYERS, THETA, TOKENS, WIDTH, engines, speculators, tensors
 from tests.eager import EAGER
@@ -221,3 +223,71 @@ def test_from_the_hub_by_hand_and_by_its_manifest(imports: Imports, verb: Verb, 
     write_json(tmp_path / "m/manifest.json", manifest | {"files": {"config.json": {"bytes": 1}}})
     with refused(tmp_path / "m/files/config.json", re.compile(r"\d+ bytes.* 1;"), kind=SystemExit):
         imports(tmp_path / "m/manifest.json")
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Path:
+    """Beside which GLIDE drafts as LongSpec published them begin a run: a folder, or a file of weights alone."""
+    CONFIG.save_pretrained(tmp_path / "target")
+    return tmp_path / "target"
+
+
+def weights() -> dict[str, torch.Tensor]:
+    """A published state dict: the unused keys and values of the cross attention hold numbers of their own."""
+    torch.manual_seed(0)
+    state = published_layout(GlideLayer(CONFIG).state_dict())
+    return {name: torch.randn_like(tensor) for name, tensor in state.items()}
+
+
+def folder_of(path: Path, state: dict[str, torch.Tensor], **changed: object) -> Path:
+    """As sail/longspec-* have it."""
+    path.mkdir()
+    save_file({name: tensor.half() for name, tensor in state.items()}, path / "model.safetensors")
+    write_json(path / "config.json", CONFIG.to_dict() | {"architectures": ["Qwen2GlideDecoderLayer"]} | changed)
+    return path
+
+
+@pytest.mark.parametrize("form", ["folder", "file", "checkpoint"])
+def test_glides_weights_are_taken_as_they_are(tmp_path: Path, target: Path, verb: Verb, form: str) -> None:
+    state = {name: tensor.half() for name, tensor in weights().items()}
+    source = tmp_path / "weights.pth"
+    if form == "folder":
+        source = folder_of(tmp_path / "published", state)
+    else:
+        torch.save({f"draft_model.{name}" if form == "checkpoint" else name: part for name, part in state.items()}, source)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(to_yaml(compose("train", ["run=demo"]).recipe))
+    verb("import", source, "--target", target, "--out", out := tmp_path / "out", "--recipe", recipe)
+    found = load_file(out / "model.safetensors")
+    assert found.keys() == state.keys()
+    for name, tensor in state.items():
+        assert torch.equal(found[name], torch.zeros_like(tensor) if name in UNUSED else tensor), name
+    assert read_json(out / "config.json")["draft"] == "glide"
+
+
+def test_a_glide_draft_of_another_target_is_refused(tmp_path: Path, target: Path, verb: Verb) -> None:
+    source = folder_of(tmp_path / "published", weights(), hidden_size=64)
+    with refused(source / "config.json", "hidden_size: is 64", "is 32", kind=SystemExit):
+        verb("import", source, "--target", target, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Payload:
+    """Unpickled, it makes a folder."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.made),)
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_payload_does_not_run(tmp_path: Path, target: Path, verb: Verb, zipped: bool) -> None:
+    file, made = tmp_path / "weights.pth", tmp_path / "made by a payload"
+    torch.save(weights() | {"a": Payload(made)}, file, _use_new_zipfile_serialization=zipped)
+    with refused(file, "posix.mkdir", kind=SystemExit):
+        verb("import", file, "--target", target, "--out", tmp_path / "out")
+    assert not made.exists()
+    torch.load(file, weights_only=False)
+    assert made.is_dir()  # it would have been made
