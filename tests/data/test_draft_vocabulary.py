@@ -1,4 +1,4 @@
-"""A draft vocabulary against counts by hand, what it refuses, and its file: read back as it was, torn and strange ones named."""
+"""A draft vocabulary against counts by hand, what it refuses, and its file: read back as it was, strange ones named."""
 
 import json
 from pathlib import Path
