@@ -10,7 +10,6 @@ from longspec.atomic_files import read_json, write_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
-from longspec.distributed import Ranks
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.train.arguments import Job
 from longspec.train.setup import identity_of, read_vocabulary
@@ -18,7 +17,6 @@ from tests.corpus import Corpus
 from tests.refusals import refused
 
 EAGLE3 = ["run=demo-eagle3", "variant=ttt", "recipe.method.vocabulary=3", "recipe.method.layers=[0,1,2]"]
-ONE = Ranks(0, 0, 1)
 
 
 @pytest.fixture

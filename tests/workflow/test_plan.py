@@ -1,20 +1,21 @@
-"""What the plan answers the rules: which files a job reads and what it is told; without Snakemake."""
+"""What the plan answers the rules: which files a job reads, what it is told, and what is measured apart; no Snakemake."""
 
 import json
 from pathlib import Path
 
+import pytest
+
 from longspec.config import compose_stage
+from longspec.measure.tasks import parse
+from longspec.workflow.answers import AnswersPlan
+from longspec.workflow.checks import bench_of
 from longspec.workflow.plan import Plan
+from longspec.workflow.serves import ServesPlan
 from tests.refusals import refused
-from tests.workflow.planning import FILE, Settings
+from tests.workflow.planning import FILE, Copied, Settings, install
 
 P = "results/demo/sinkpi-slicing"
 VARIANT = ("demo", "sinkpi-slicing")
-
-
-def entry(settings: Settings, name: str, text: str) -> None:
-    """Give a dataset another entry."""
-    settings.edit(str(FILE), rf"^  {name}: .*$", f"  {name}: {text}")
 
 
 def test_the_best_stage_is_published_or_the_last_as_the_run_says(settings: Settings) -> None:
@@ -111,3 +112,104 @@ def test_two_runs_are_compared_and_no_other_number(settings: Settings, root: Pat
         settings.plan(runs=plan.runs).compared_page()
     settings.edit(other, "prompts: 7", "prompts: 40")
     assert settings.plan(runs=plan.runs).compared_page() == plan.compared_page()
+
+
+RUN = "config/run/demo.yaml"
+BENCH = "bench: {prompts: 2, repeats: 3, tasks: {far: {data: stdlib-long, context: [4096, 8000], new_tokens: 48}}}"
+
+
+def add_bench(copy: Copied, bench: str = BENCH) -> None:
+    copy.edit(RUN, r"^evaluation:", f"evaluation:\n  {bench}")
+
+
+def test_a_benchs_keys_stand_in_place_of_the_others_and_the_rest_stays_what_it_was(settings: Settings) -> None:
+    before = settings.plan(runs=["demo", "demo-eagle3"])
+    add_bench(settings)
+    plan = settings.plan(runs=["demo", "demo-eagle3"])
+    bench = bench_of(plan)
+    assert plan.evaluation_settings("demo") == before.evaluation_settings("demo")
+    assert plan.evaluations("demo") == before.evaluations("demo")
+    whole = json.loads(plan.evaluation_settings("demo"))
+    tasks = {"far": {"data": "stdlib-long", "context": [4096, 8000], "new_tokens": 48}}
+    assert json.loads(bench.evaluation_settings("demo")) == whole | {"prompts": 2, "repeats": 3, "tasks": tasks}
+    assert AnswersPlan(bench).evaluation_records("demo") == ["data/raw/stdlib-long/manifest.json"]
+    assert bench.evaluations("demo") == [path.replace("/evaluation/", "/bench/") for path in plan.evaluations("demo")]
+    assert bench.pages() == ["results/demo/bench.html"]
+
+
+@pytest.mark.parametrize(
+    ("bench", "told"),
+    [
+        ("bench: {prompts: 2}", ("bench.tasks: missing", "a mapping")),
+        (BENCH.replace("prompts", "prompt"), ("bench.prompt: unknown key", "'prompts'?")),
+        (BENCH.replace("bench: {", "bench: {bench: {tasks: {}}, "), ("bench.bench: unknown key",)),
+        (BENCH.replace("8000", "32768"), ("tasks.far.context: prompts of 32768", "32768 positions")),
+    ],
+)
+def test_a_mistake_in_it_dies_at_the_plan_with_file_and_key(settings: Settings, bench: str, told: tuple[str, ...]) -> None:
+    add_bench(settings, bench)
+    with refused(f"{RUN}: evaluation.{told[0]}", *told[1:]):
+        bench_of(settings.plan(runs=["demo"]))
+
+
+def test_a_run_that_measures_nothing_apart_is_refused_by_name(settings: Settings) -> None:
+    bench = bench_of(settings.plan(runs=["demo"]))
+    with refused("runs: demo", "evaluation.bench", RUN):
+        bench.pages()
+
+
+EAGLE3 = "config/run/demo-eagle3.yaml"
+MEASURED = ("longspec", "vllm", "llama.cpp")
+
+
+def test_each_engine_is_measured_on_what_it_can_represent_by_greedy_chains(settings: Settings) -> None:
+    """The demo's EAGLE-3 draft has a window of 512 tokens, which llama.cpp and OpenVINO do not have."""
+    install("vllm", "llama.cpp")
+    settings.edit("config/workflow.yaml", r"^  temperatures: \[0\]", "  temperatures: [0.7, 0]")
+    settings.edit("config/workflow.yaml", r"^  shapes: \[4\]", "  shapes: [[4, 4], 5]")
+    plan = settings.plan(runs=["demo-eagle3"])
+    serves = ServesPlan(plan)
+    standings = serves.standings("demo-eagle3", "ttt")
+    folder = "results/demo-eagle3/ttt/serves"
+    assert serves.evaluations("demo-eagle3") == [f"{folder}/{name}.jsonl" for name in MEASURED]
+    sections = {name: json.loads(serves.evaluation_settings("demo-eagle3", "ttt", name)) for name in MEASURED}
+    for name, section in sections.items():
+        found = parse(section)
+        assert [(each.temperature, each.shape) for each in found.settings] == [(0, 5)]
+        assert (found.engine, found.repeats, found.prompts, found.with_lookup) == (name, 1, 40, None)
+    assert sections["vllm"]["tasks"].keys() == sections["longspec"]["tasks"].keys() == {"short", "long", "cot"}
+    assert list(sections["llama.cpp"]["tasks"]) == ["short"]  # 448 + 24 + 5 tokens
+    assert "cot" in standings["llama.cpp"].left_out
+    assert "here 1053 tokens" in standings["llama.cpp"].left_out["cot"]
+    why = "cannot represent this draft: recipe.method.layers: [0, 1, 2]: OpenVINO reads outputs of layers"
+    assert standings["openvino"].section is None
+    assert standings["openvino"].why.startswith(why)
+    pages = ["results/demo-eagle3/serves.html", "results/demo-eagle3/serves_gates.json"]
+    assert serves.pages() == pages + serves.evaluations("demo-eagle3")
+
+
+def test_an_engine_that_cannot_stands_there_with_the_reason(settings: Settings) -> None:
+    plan = settings.plan(runs=["demo"])
+    missing = ServesPlan(plan).standings("demo", "sinkpi-slicing")["vllm"]
+    why = "is not installed: `make .venv-serve/vllm/.stamp`, then `snakemake serves --config run=demo`"
+    assert (missing.section, missing.why) == (None, why)
+    install("vllm", "llama.cpp")
+    standings = ServesPlan(plan).standings("demo", "sinkpi-slicing")
+    assert standings["llama.cpp"].why == "loads no glide drafts; use vLLM: `longspec serve demo --engine vllm`"
+    assert standings["vllm"].section is not None
+    settings.edit(EAGLE3, "sliding_window: 512", "sliding_window: 64")
+    standings = ServesPlan(settings.plan(runs=["demo-eagle3"])).standings("demo-eagle3", "ttt")
+    assert standings["llama.cpp"].section is None
+    assert standings["llama.cpp"].why.startswith(
+        "cannot represent this draft: recipe.method.sliding_window: 64: drafts see all of a text in llama.cpp"
+    )
+
+
+def test_the_interpreter_that_the_evaluation_names_is_its_engines_alone(settings: Settings, tmp_path: Path) -> None:
+    install("vllm", "llama.cpp")
+    (python := tmp_path / "python").touch(0o755)
+    settings.edit(EAGLE3, "^evaluation:", f"evaluation:\n  engine: vllm\n  serve_python: {python}")
+    serves = ServesPlan(settings.plan(runs=["demo-eagle3"]))
+    sections = {name: json.loads(serves.evaluation_settings("demo-eagle3", "ttt", name)) for name in MEASURED}
+    assert [section.get("serve_python") for section in sections.values()] == [None, str(python), None]
+    assert [section.get("engine") for section in sections.values()] == [None, "vllm", "llama.cpp"]

@@ -7,7 +7,7 @@ import pytest
 
 from longspec.cli.serve import MEASURES
 from tests.workflow.planning import Workflow, install
-from tests.workflow.test_bench import add_bench
+from tests.workflow.test_plan import add_bench
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
