@@ -13,7 +13,6 @@ from omegaconf import OmegaConf
 from longspec import methods
 from longspec.config import Build, Recipe, Runtime, compose, compose_stage, load, plain, to_yaml, yaml_files
 from longspec.config.faults import schema_of
-from longspec.workflow.states import folder_name
 from tests.refusals import refused
 
 NAN, INF, HUGE = math.nan, math.inf, 10**12
@@ -222,20 +221,3 @@ def test_the_default_is_not_written(root: Path) -> None:
 def test_refused_when_it_is_planned(overrides: list[str], told: tuple[str, ...]) -> None:
     with refused(f"recipe.{told[0]}", *told[1:]):
         recipe(*overrides)
-
-
-def test_the_name_of_a_folder() -> None:
-    """Shared by all that read the same states; else another one."""
-    long = recipe(*GLIDE, OFFLINE)
-    same = recipe(*GLIDE, OFFLINE, "recipe.optimizer.lr=0.5", "recipe.draft.temperature=2", "recipe.draft.loss=mix")
-    assert folder_name(long) == folder_name(same)
-    assert folder_name(long).startswith("last-keys-values-final-bfloat16-")
-    eagle3 = recipe(*EAGLE3, OFFLINE)
-    assert folder_name(eagle3).startswith("hidden-0-1-2-final-bfloat16-")
-    assert folder_name(eagle3, "a") == folder_name(eagle3, "b"), "a vocabulary counts for likeliest tokens alone"
-    top = recipe(*EAGLE3, OFFLINE, "recipe.states.top_k=64")
-    changed = [recipe(*GLIDE, OFFLINE, more) for more in ("recipe.states.dtype=float8", "recipe.draft.loss=hard")]
-    changed += [recipe(*GLIDE, OFFLINE, more) for more in ("recipe.states.top_k=64", "recipe.precision=bf16")]
-    changed += [recipe(*GLIDE, OFFLINE, "recipe.states.top_k=64", "recipe.draft.temperature=2"), long, eagle3]
-    names = [folder_name(each) for each in changed] + [folder_name(top, "a"), folder_name(top, "b")]
-    assert len(set(names)) == len(names)

@@ -1,5 +1,7 @@
-"""What a stage's job asks a cluster for, by the profile's limits; without Snakemake."""
+"""What a stage's job asks a cluster for by the profile's limits, and how often a failed one is tried again; no Snakemake."""
 
+import json
+import os
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from longspec.workflow.jobs.resources import (
     ranks_for,
     with_gpus,
 )
+from longspec.workflow.jobs.retries import FRUITLESS, PAUSE, TRIES_OF_RESUMED, reason_to_give_up, retries
 from tests.refusals import refused
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240)
@@ -154,3 +157,73 @@ def test_a_smaller_job_asks_for_a_gpu_a_process_and_two_tasks(config: Any) -> No
     assert asked() == {"nodes": 1, "ranks": 1, "tasks_per_node": 2, "gres": "gpu:h100:1"}
     assert needs.memory(config) == 112_500
     assert [with_gpus(gres, 2) for gres in ("gpu", "gpu:a100", "gpu:8")] == ["gpu:2", "gpu:a100:2", "gpu:2"]
+
+
+BEGAN = 1000.0
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Path:
+    (tmp_path / "stage").mkdir()
+    return tmp_path / "stage"
+
+
+def put(path: Path, time: float, text: str = "") -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    os.utime(path, (time, time))
+
+
+def given_up(stage: Path) -> str:
+    return reason_to_give_up(stage, stage.parent / "logs/stage.log", BEGAN)
+
+
+def attempts(stage: Path, *times: float) -> None:
+    for number, time in enumerate(times, start=1):
+        put(stage.parent / f"logs/stage/attempt-{number:03d}-job-{number}.log", time)
+
+
+@pytest.mark.parametrize(
+    ("status", "time", "expected"),
+    [
+        ({"state": "failed", "deterministic": True, "reason": "no such key"}, BEGAN + 1, "in the same way again: no such key"),
+        ({"state": "failed", "deterministic": True, "reason": "mended since"}, BEGAN - 1, ""),
+        ({"state": "failed", "deterministic": False, "reason": "a rank was lost"}, BEGAN + 1, ""),
+    ],
+)
+def test_what_the_stage_itself_says(stage: Path, status: dict[str, object], time: float, expected: str) -> None:
+    assert given_up(stage) == ""
+    put(stage / "status.json", time, json.dumps(status))
+    assert given_up(stage).endswith(expected)
+    assert bool(given_up(stage)) == bool(expected)
+    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN)
+    assert told == ((0, 0, given_up(stage)) if expected else (50, PAUSE, ""))
+
+
+def test_tries_without_a_checkpoint_are_counted_from_the_last_one(stage: Path) -> None:
+    ends = [BEGAN + 10 * number for number in range(1, FRUITLESS + 1)]
+    attempts(stage, *ends[:-1])
+    assert given_up(stage) == ""
+    attempts(stage, *ends)
+    assert f"{FRUITLESS} tries in a row" in given_up(stage)
+    put(stage / "checkpoints/last_2/manifest.json", BEGAN + 5)  # the first of them saved: the others were in vain
+    assert given_up(stage) == ""
+    attempts(stage, *ends, ends[-1] + 1)
+    assert f"{FRUITLESS} tries in a row" in given_up(stage)
+    put(stage / "checkpoints/last/manifest.json", ends[-1])
+    assert given_up(stage) == ""
+
+
+def test_a_stage_that_gets_on_has_no_last_try_but_jobs_that_never_begin_have_one(stage: Path) -> None:
+    """Snakemake sends a job again while its tries are as many as its attempts."""
+    log, ends = stage.parent / "logs/stage.log", [BEGAN + 10 * number for number in range(1, 8)]
+    attempts(stage, *ends)
+    put(stage / "checkpoints/last/manifest.json", ends[-1])
+    for attempt, tries, pause in ((7, 10, 0), (8, 10, PAUSE)):
+        assert retries("train", 3, attempt, stage / "checkpoint.json", log, BEGAN) == (tries, pause, "")
+    assert retries("train", 3, 4, stage / "checkpoint.json", log.with_name("none.log"), BEGAN) == (3, PAUSE, "")
+
+
+def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:
+    for rule, allowed, tries in (("pack", 50, 2), ("pack", 1, 1), ("evaluate", 50, TRIES_OF_RESUMED), ("answer", 3, 3)):
+        assert retries(rule, allowed, 1, Path("manifest.json"), Path(), BEGAN) == (tries, PAUSE, "")
