@@ -1,6 +1,7 @@
 """`plan`: figures against hand-made ones, no weights needed, and an answer for every mistake."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,12 @@ import torch
 from transformers import LlamaConfig
 
 from longspec.atomic_files import write_json, write_text
-from longspec.config import Recipe, Runtime, load, to_yaml
+from longspec.config import Recipe, Runtime, compose, load, to_yaml
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.draft.folder import write_draft
 from longspec.methods import method_of
 from longspec.methods.glide.layer import GlideLayer, published_layout
-from longspec.train.estimate import flops, plan
+from longspec.train.estimate import flops, memory, plan
 from longspec.train.estimate.plan import Rows
 from tests.corpus import LENGTH, Corpus
 from tests.jobs import Job
@@ -115,3 +116,28 @@ def test_a_stage_of_several_sources_is_counted_by_their_shares(folder: Path, cap
     assert plan.main(command(folder, "--rows", "400")) == 1
     assert "give --data or --rows for each data set of the stages, 2 in all: " in capsys.readouterr().err
     assert plan.main(command(folder, "--rows", "400", "100")) == 0
+
+
+def test_of_a_stage_that_reads_stored_states_embedding_and_head_alone_are_held() -> None:
+    """With the shape of an 8B target; two micro batches are read ahead."""
+    wide: dict[str, Any] = {"vocab_size": 128_256, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+    config = LlamaConfig(**wide, intermediate_size=14336, num_key_value_heads=8, tie_word_embeddings=False)
+
+    def setup_for(*overrides: str) -> memory.Setup:
+        made = compose("train", [*overrides, "stage=long", "recipe.data.sequence_length=4096"])
+        return memory.setup_of(config, made.recipe, made.runtime, 2, 1, torch.bfloat16, torch.device("cuda"))
+
+    def items(setup: memory.Setup) -> dict[str, int]:
+        return {f"{item.name}, {'host' if item.on_host else item.phase}": item.bytes for item in memory.estimate(setup)}
+
+    glide, eagle3 = ["run=demo", "variant=sinkpi-slicing"], ["run=demo-eagle3", "recipe.method.layers=null"]
+    for base, token in ((glide, 4096 + 2 * 4096), (eagle3, 8 * 4096)):
+        setup = setup_for(*base, "recipe.states.source=offline")
+        found, on_cpu = items(setup), items(replace(setup, device=torch.device("cpu")))
+        assert setup.target_bytes == 2 * (2 * 128_256 * 4096 + 4096)
+        assert found["target's embedding and head, always"] == setup.target_bytes
+        assert found["stored states, read ahead, host"] == 2 * token * 2 * 4096
+        assert found["stored states, in use, target's forward"] == token * 2 * 4096
+        assert not any("target weights" in name or "target activations" in name for name in found)
+        assert memory.peak(memory.estimate(setup)) < memory.peak(memory.estimate(setup_for(*base))) - 12 * 2**30
+        assert on_cpu["stored states, read ahead, always"] == 2 * token * 2 * 4096
