@@ -289,17 +289,6 @@ def test_messages_in_parquet_lose_their_times_and_the_fields_of_other_records_al
     assert row == {"conversation": [{"role": "user", "content": "How warm?"}, told]}
 
 
-def test_messages_may_be_json_text(tmp_path: Path) -> None:
-    chat = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
-    (tmp_path / "in.jsonl").write_text(
-        "".join(jsonl.encode({"messages": text}) + "\n" for text in (json.dumps(chat), "no JSON"))
-    )
-    raw.make("d", {"source": str(tmp_path / "in.jsonl"), "held_out": 0, "max_rejected": 0.5}, tmp_path / RAW)
-    assert len(rows(tmp_path / "raw", "train")) == 1
-    [reject] = rows(tmp_path / "raw", "rejects")
-    assert (reject["line"], reject["field"]) == (2, "messages")
-
-
 def test_a_record_that_needs_such_a_cell_is_rejected_with_what_it_holds(tmp_path: Path) -> None:
     make_parquet(tmp_path, {"text": NOT_UTF8, "id": [1, 2]})
     assert [row["text"] for row in rows(tmp_path / "raw", "train")] == ["good"]

@@ -1,5 +1,6 @@
 """The record formats: what each becomes, and which field of a broken one is named."""
 
+import json
 import re
 from typing import Any
 
@@ -41,6 +42,7 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"problem": "u", "qwq": "a"}, PAIR),
     ({"problem": "u", "qwq": "a", "text": None, "messages": None}, PAIR),
     ({"messages": [ASKED, ANSWERED]}, PAIR),
+    ({"messages": json.dumps([ASKED, ANSWERED])}, PAIR),
     ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
     ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
@@ -100,6 +102,7 @@ BAD: list[tuple[dict[str, Any], str, Fact]] = [
     ({"prompt": "p", "completion": ""}, "completion", "is empty"),
     ({"prompt": [ASKED], "completion": "a"}, "completion", "no list"),
     ({"prompt": "p"}, "record", "(fields: prompt;"),
+    ({"messages": "no JSON"}, "messages", "no JSON"),
     ({"messages": []}, "messages", "not empty"),
     ({"messages": ["hello"]}, "messages[0]", "is str"),
     ({"messages": [ASKED]}, "messages", "no assistant"),

@@ -13,11 +13,14 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from longspec.answers import __main__ as answers
 from longspec.atomic_files import write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import ALONE
@@ -152,17 +155,26 @@ def test_a_hung_rank_ends_the_job_with_all_stacks(make_job: MakeJob) -> None:
         assert job.status()["state"] == "running"  # nobody was left to write
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(
+    ("module", "fails", "words", "other"),
+    [
+        (program, "read_job", ["train"], OSError(errno.EIO, "torn", "checkpoints/metrics.jsonl")),
+        (answers, "run", ["answers", "merge", "a.json", "--raw=b.json", "--out=c.json"], RuntimeError("ours")),
+    ],
+    ids=["train", "answers"],
+)
 def test_a_full_disk_is_one_line_and_another_fault_keeps_its_frames(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], number: int
+    module: Any, fails: str, words: list[str], other: Exception, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    def fails(*_: object) -> None:
-        raise OSError(number, os.strerror(number), "checkpoints/metrics.jsonl")
-
-    for name, stand_in in (("find_ranks", lambda: ALONE), ("read_job", fails), ("end_at_once", lambda code: None)):
-        monkeypatch.setattr(program, name, stand_in)
-    monkeypatch.setattr(program.signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", ["train"])
-    program.main()
-    text = capsys.readouterr().err
-    assert ("Traceback" in text, "free some space" in text) == (number == errno.EIO, number == errno.ENOSPC)
+    """The job ends, whatever requests to a server wait."""
+    codes, full = list[int](), OSError(errno.ENOSPC, "full", "checkpoints/metrics.jsonl")
+    monkeypatch.setattr(program, "find_ranks", lambda: ALONE)
+    monkeypatch.setattr(module, "end_at_once", codes.append)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", words)
+    for fault in (full, other):
+        monkeypatch.setattr(module, fails, Mock(side_effect=fault))
+        module.main()
+        text = capsys.readouterr().err
+        assert ("Traceback" in text, "free some space" in text) == (fault is other, fault is full)
+    assert codes == [1, 1]
