@@ -154,7 +154,6 @@ def test_every_drafted_step_is_ours_on_prompts_of_1_to_4096_tokens(
     for each in found:
         assert_same_texts(own, each)
         away = differences(glide, prompts, each)
-        print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {each['counters']}")
         assert len(away) > 400
         assert all(each_away <= CLOSE for each_away in away)  # max passes over NaN
 
@@ -178,7 +177,6 @@ def test_text_and_steps_do_not_hang_on_the_schedule(
     [found] = run(tmp_path, Job(str(TARGET), str(folder), tokens, [Pass(prompts, GREEDY)], ENGINE | engine))
     assert_same_texts(own, found)
     away = differences(glide, prompts, found)
-    print(f"{len(away)} rounds, at most {max(away):.1e} from ours; {found['counters']}")
     assert all(each <= CLOSE for each in away)
     assert (found["counters"]["preemptions"] > 0) == preempted
 
@@ -214,7 +212,6 @@ def test_each_family_and_each_fault(random_pair: tuple[Path, Path, Path], tmp_pa
     engine = {"max_model_len": 1024, "enable_prefix_caching": False}
     found = run(tmp_path, Job(str(target), str(folder), 4, passes, engine))
     right, *wrong = [differences(glide, prompts, each) for each in found]
-    print({fault: f"{max(away):.1e}" for fault, away in zip(faults, [right, *wrong], strict=True)})
     assert len(right) > 200
     assert found[0]["scales"]
     assert all(each <= CLOSE for each in right)
@@ -261,7 +258,6 @@ def test_sampled_text_has_the_targets_distribution_and_vllms_own_has_not(folder:
     found = run(tmp_path, Job(str(TARGET), str(folder), 2, passes, {"max_model_len": 256, "max_num_seqs": 64}, "probabilistic"))
     cells = [cells_of(target, prompt, each["temperature"], 3) for each in settings]
     likely = [chi_square(each, one["texts"]) for each, one in zip(cells, found, strict=True)]
-    print(f"{[len(each) for each in cells]} cells, probabilities {likely}; {[one['counters'] for one in found]}")
     assert min(map(len, cells)) >= 12
     assert min(likely[:2]) > 1e-3
     assert likely[2] < 1e-9
