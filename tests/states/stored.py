@@ -7,15 +7,17 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import describe_files, write_json
+from longspec.atomic_files import describe_files, read_json, write_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
-from longspec.distributed import Ranks
+from longspec.distributed import ALONE
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.states.build import Computation, build, rows_of
 from longspec.states.load import Place, find_rows
+from tests.corpus import Corpus, sentences
 from tests.jobs import DFLASH, EAGLE3, RECIPE
+from tests.train.test_held_out_estimate import make_packed
 
-ONE = Ranks(0, 0, 1)
 OFFLINE = {
     "glide": [*RECIPE, "recipe.states.source=offline", "recipe.draft.anchors=off"],
     "eagle3": [*EAGLE3, "recipe.states.source=offline", "recipe.method.layers=[0,1,2]"],
@@ -70,7 +72,7 @@ class Stored:
         out = self.folder / (f"held-out-{self.config.runtime.held_out_rows}" if held_out else f"{shard}-of-{num_shards}")
         before = computation.batches
         try:
-            return build(out, computation, rows_of(out, PackedRows(self.data))[1], ONE)
+            return build(out, computation, rows_of(out, PackedRows(self.data))[1], ALONE)
         finally:
             self.batches += computation.batches - before
 
@@ -96,3 +98,13 @@ def save_target(folder: Path, config: Any) -> Path:
     files = describe_files(folder / "target", ["model.safetensors"])
     write_json(folder / "target_manifest.json", {"path": str(folder / "target"), "source": "test", "files": files})
     return folder / "target_manifest.json"
+
+
+def rows_and_vocabulary(folder: Path, corpus: Corpus, count: int, *more: dict[str, str]) -> tuple[Path, Path]:
+    """Packed rows of records, others of which are held out; 40 proposed tokens, many of which the corpus has, and some not."""
+    held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30)]
+    data = make_packed(folder / "rows", corpus, "base", sentences(count), [*more, *held_out])
+    size, vocabulary = corpus.build.vocabulary, folder / "vocabulary.json"
+    ids = tuple(range(size // 2 - 20, size // 2 + 20))
+    DraftVocabulary(ids, size, read_json(data)["tokenizer"], {"all": 1.0}).write(vocabulary)
+    return data, vocabulary

@@ -10,7 +10,7 @@ import yaml
 from longspec.atomic_files import read_json, sha256_file, write_json
 from longspec.data import tokenize
 from longspec.data.pack import packing
-from longspec.distributed import Ranks
+from longspec.distributed import ALONE
 from longspec.draft.hub_upload import files_to_push, model_card
 from longspec.lease import acquire
 from longspec.train.arguments import read_job
@@ -18,7 +18,6 @@ from tests.corpus import Corpus, questions, write_raw
 from tests.jobs import finish, start
 from tests.refusals import check, refused
 
-ONE = Ranks(0, 0, 1)
 LENGTH = 48
 BASE = "qwq_glide_8gpu_slim6b_sinkpi-slicing"
 LONG = f"{BASE}_longv2-32k-zero3_5e-6-ligce-nomask"
@@ -72,4 +71,4 @@ def test_each_stage_finds_the_draft_of_the_one_before_and_no_path_is_typed(workp
 
 def test_a_missing_draft_before_it_is_named(workplace: Path, root: Path) -> None:
     with refused(f"results/{BASE}/draft/model.safetensors", "--init-weights"):
-        read_job(command(root, LONG), ONE)
+        read_job(command(root, LONG), ALONE)

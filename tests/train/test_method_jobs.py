@@ -7,17 +7,13 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
-from longspec.atomic_files import read_json
-from longspec.draft_vocabulary import DraftVocabulary
-from tests.corpus import Corpus, sentences
+from tests.corpus import Corpus
 from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
-from tests.states.stored import save_target
+from tests.states.stored import rows_and_vocabulary, save_target
 from tests.states.test_partitioned import WIDE
-from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
 
 pytestmark = pytest.mark.slow
-PROPOSED = 40
 
 
 @pytest.fixture(scope="module")
@@ -28,27 +24,16 @@ def wide(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
 
 
 @pytest.fixture(scope="module")
-def vocabulary(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
-    """Tokens that the corpus has many of, and some that it has not."""
-    size = corpus.build.vocabulary
-    ids = tuple(range(size // 2 - PROPOSED // 2, size // 2 + PROPOSED // 2))
-    path = tmp_path_factory.mktemp("vocabulary") / "vocabulary.json"
-    DraftVocabulary(ids, size, read_json(corpus.packed)["tokenizer"], {"all": 1.0}).write(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> Path:
-    """Rows with held-out records, one shorter than a chain."""
-    held_out = [{"text": "the old cat meets the red fox. " * n} for n in (1, 4, 30)]
-    return make_packed(tmp_path_factory.mktemp("packed"), corpus, "base", sentences(200), [{"text": "a"}, *held_out])
+def rows(tmp_path_factory: pytest.TempPathFactory, corpus: Corpus) -> tuple[Path, Path]:
+    """With held-out records, one shorter than a chain; and a draft vocabulary."""
+    return rows_and_vocabulary(tmp_path_factory.mktemp("rows"), corpus, 200, {"text": "a"})
 
 
 @pytest.fixture
-def make(tmp_path: Path, wide: Path, packed: Path, vocabulary: Path) -> Callable[..., Job]:
+def make(tmp_path: Path, wide: Path, rows: tuple[Path, Path]) -> Callable[..., Job]:
     def job(name: str, method: list[str], *overrides: str, ranks: int = 1) -> Job:
         launcher = PLAIN if ranks == 1 else torchrun(ranks)
-        return Job(tmp_path / name, wide, packed, [*overrides], launcher, method, vocabulary=vocabulary)
+        return Job(tmp_path / name, wide, rows[0], [*overrides], launcher, method, vocabulary=rows[1])
 
     return job
 

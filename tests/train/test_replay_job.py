@@ -14,7 +14,7 @@ from longspec.atomic_files import read_json
 from longspec.config import compose
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.schedule import TrainedRows
-from longspec.distributed import Ranks
+from longspec.distributed import ALONE
 from longspec.train.arguments import freeze, read_job
 from longspec.train.setup import declared_states, open_rows
 from tests.corpus import Corpus, questions, sentences
@@ -24,7 +24,6 @@ from tests.states.stored import Stored
 from tests.train.test_held_out_estimate import make_packed
 from tests.train.test_job import assert_same
 
-ONE = Ranks(0, 0, 1)
 STEPS = ["recipe.steps=12", "runtime.save_every=4", "recipe.draft.anchors=off"]
 LATER = "recipe.stage=later"
 REPLAY = "+recipe.data.replay={base: 0.4}"
@@ -55,25 +54,25 @@ def options(corpus: Corpus, out: Path, *more: str) -> list[str]:
 
 def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus, earlier: Path, tmp_path: Path) -> None:
     """By both doors; what a refusal advises works."""
-    job = read_job(options(corpus, tmp_path), ONE)
+    job = read_job(options(corpus, tmp_path), ALONE)
     with refused("--replay", "recipe.data.replay names base,", "is nothing;", "--replay STAGE=PATH", "manifest.json"):
         open_rows(job)
-    by_name = read_job(options(corpus, tmp_path, f"+files.replay.base={earlier}"), ONE)
+    by_name = read_job(options(corpus, tmp_path, f"+files.replay.base={earlier}"), ALONE)
     freeze(by_name)
     frozen = [f"--{name}={tmp_path}/{name}.yaml" for name in ("recipe", "runtime")]
     files = [*frozen, "--target=t.json", f"--data={corpus.packed}", f"--out={tmp_path}"]
-    by_file = read_job([*files, "--replay", f"base={earlier}"], ONE)
+    by_file = read_job([*files, "--replay", f"base={earlier}"], ALONE)
     assert by_name.replay == by_file.replay == {"base": earlier}
     rows = open_rows(by_file)
     assert list(rows.replayed) == ["base"]
     assert len(rows) == len(PackedRows(corpus.packed)) + len(PackedRows(earlier))
-    other = read_job([*files, "--replay", f"base={earlier}", f"long={earlier}"], ONE)
+    other = read_job([*files, "--replay", f"base={earlier}", f"long={earlier}"], ALONE)
     with refused("--replay", "recipe.data.replay names base,", "is base, long;"):
         open_rows(other)
     mixed = options(corpus, tmp_path, MIX, f"files.data=[{earlier},{corpus.packed}]", f"+files.replay.base={earlier}")
     with refused("--data", "raw, tiny;", "recipe.data.name is books 70%, chats 30%", "manifest.json", "order: books, chats"):
-        open_rows(read_job(mixed, ONE))
-    none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ONE)
+        open_rows(read_job(mixed, ALONE))
+    none = read_job([*mixed, *OFFLINE, "recipe.draft.anchors=off"], ALONE)
     with refused("--states: missing", "shard.json"):
         declared_states(none, TrainedRows(PackedRows(earlier), PackedRows(corpus.packed)), [], torch.float32, None)
 

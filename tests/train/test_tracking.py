@@ -17,13 +17,12 @@ import pytest
 from omegaconf import OmegaConf
 
 from longspec.config import Runtime
-from longspec.distributed import Ranks
+from longspec.distributed import ALONE
 from longspec.train import trackers as services
 from longspec.train.trackers import Trackers, chosen, scalars
 from tests.jobs import MakeJob, finish
 from tests.refusals import refused
 
-MAIN = Ranks(0, 0, 1)
 Curves = dict[str, list[tuple[int, float]]]
 
 
@@ -123,7 +122,7 @@ def test_a_tracker_gets_what_it_lacks_and_nothing_twice(monkeypatch: pytest.Monk
     """Its server stopped listening at 3 while the job went on to 7, and holds 6 steps of an attempt that was killed."""
     for known in (3, 6):
         use(monkeypatch, known=known)
-        with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
+        with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, ALONE, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
             tracker: Any = all_of.trackers["tensorboard"]
             for row in rows(5, 8):
                 all_of.log(row)
@@ -135,7 +134,7 @@ def test_a_failing_tracker_costs_its_numbers_alone(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     use(monkeypatch, fails=(2, 3))
-    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+    all_of = Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, ALONE, {})
     tracker: Any = all_of.trackers["tensorboard"]
 
     def train() -> None:
@@ -160,9 +159,9 @@ def test_a_service_that_is_down_ends_the_first_start_alone(
 
     monkeypatch.setitem(services.TRACKERS, "tensorboard", down)
     with refused("runtime.report_to: tensorboard", "ConnectionError", "runtime.tracker_mode: offline") as told:
-        Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {})
+        Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, ALONE, {})
     assert type(told.value) is ValueError, "the next try may reach it"
-    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
+    with Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, ALONE, {}, {"tensorboard": "id1"}, rows(1, 4)) as all_of:
         all_of.log(rows(5, 5)[0])
         assert (all_of.trackers, all_of.ids) == ({}, {"tensorboard": "id1"})
     assert "no route to host" in capsys.readouterr().out
@@ -176,7 +175,7 @@ def test_an_upload_that_never_ends_is_given_up(
     monkeypatch.setattr(services, limit, 0.2)
     monkeypatch.setattr(Standin, "finish", lambda self, failed: time.sleep(60))
     began = time.monotonic()
-    with suppress(KeyError), Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, MAIN, {}):
+    with suppress(KeyError), Trackers(runtime_of(report_to=["tensorboard"]), tmp_path, ALONE, {}):
         if limit == "FINISH_AFTER_FAULT":
             raise KeyError("the training itself fails")
     assert time.monotonic() - began < 30
@@ -205,7 +204,7 @@ def test_wandb_online_resumes_its_run_behind_the_servers_last_step(monkeypatch: 
     """The server holds steps 1..6, the checkpoint is of 4: 5 and 6 are not sent again, for it takes steps in order alone."""
     calls = fake_wandb(monkeypatch, key=True)
     with Trackers(
-        runtime_of(report_to=["wandb"]), tmp_path / "a/b/c/d", MAIN, {"x": 1}, {"wandb": "id1"}, rows(1, 4)
+        runtime_of(report_to=["wandb"]), tmp_path / "a/b/c/d", ALONE, {"x": 1}, {"wandb": "id1"}, rows(1, 4)
     ) as all_of:
         for row in rows(5, 8):
             all_of.log(row)
@@ -218,7 +217,7 @@ def test_wandb_online_resumes_its_run_behind_the_servers_last_step(monkeypatch: 
 def test_no_key_ends_the_start_and_asks_nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls = fake_wandb(monkeypatch, key=False)
     with refused("runtime.report_to: wandb", "WANDB_API_KEY", "runtime.tracker_mode: offline"):
-        Trackers(runtime_of(report_to=["wandb"]), tmp_path, MAIN, {})
+        Trackers(runtime_of(report_to=["wandb"]), tmp_path, ALONE, {})
     assert calls == []
 
 

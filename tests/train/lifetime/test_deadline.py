@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from longspec.distributed import Ranks
+from longspec.distributed import ALONE, Ranks
 from longspec.train import preemption
 from longspec.train.arguments import read_deadline, read_job
 from tests.refusals import refused
 
-MAIN = Ranks(0, 0, 1)
 LATER = "2031-05-06T07:08:09"
 
 
@@ -44,25 +43,25 @@ def test_without_a_limit_or_an_answer_there_is_no_deadline(
     squeue: Path, capsys: pytest.CaptureFixture[str], answer: str, why: str
 ) -> None:
     prints(squeue, answer)
-    assert read_deadline("slurm", MAIN, pause=0.01) is None
+    assert read_deadline("slurm", ALONE, pause=0.01) is None
     assert why in capsys.readouterr().out
 
 
 def test_outside_of_a_job_nobody_is_asked(squeue: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID")
-    assert read_deadline("slurm", MAIN) is None
+    assert read_deadline("slurm", ALONE) is None
 
 
 def test_rank_0_alone_asks_and_an_empty_answer_is_asked_for_again(squeue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prints(squeue, f'[ -e "$0.asked" ] && echo {LATER} || touch "$0.asked"')
     assert read_deadline("slurm", Ranks(1, 1, 2)) is None
-    assert read_deadline("slurm", MAIN, pause=0.01) == datetime(2031, 5, 6, 7, 8, 9).timestamp()
+    assert read_deadline("slurm", ALONE, pause=0.01) == datetime(2031, 5, 6, 7, 8, 9).timestamp()
     assert "Slurm job 4711 ends" in capsys.readouterr().out
 
 
 def test_nonsense_is_named() -> None:
     with refused("--deadline: 'tomorrow'"):
-        read_job(["--deadline", "tomorrow"], MAIN)
+        read_job(["--deadline", "tomorrow"], ALONE)
 
 
 def test_a_save_is_due_after_its_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
