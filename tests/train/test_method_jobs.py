@@ -1,19 +1,28 @@
-"""Jobs of methods with a draft vocabulary, that are killed and go on."""
+"""Jobs of methods with a draft vocabulary: which one a job takes, what it becomes part of, and that killed jobs go on."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import Qwen2Config
 
+from longspec.atomic_files import read_json, write_json
+from longspec.config import compose
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.data.schedule import TrainedRows
+from longspec.draft_vocabulary import DraftVocabulary
+from longspec.train import arguments
+from longspec.train.setup import identity_of, read_vocabulary
 from tests.corpus import Corpus
 from tests.jobs import DFLASH, EAGLE3, PLAIN, Job, finish, kill_all, torchrun
+from tests.refusals import refused
 from tests.states.stored import rows_and_vocabulary, save_target
 from tests.states.test_partitioned import WIDE
 from tests.train.test_job import assert_same
 
-pytestmark = pytest.mark.slow
+THREE = ["run=demo-eagle3", "variant=ttt", "recipe.method.vocabulary=3", "recipe.method.layers=[0,1,2]"]
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +47,7 @@ def make(tmp_path: Path, wide: Path, rows: tuple[Path, Path]) -> Callable[..., J
     return job
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [EAGLE3, DFLASH], ids=["eagle3", "dflash"])
 def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], tmp_path: Path, corpus: Corpus, method: list[str]) -> None:
     """In bfloat16, of a small target, which stays whole; in float32 under ZeRO-3 a method's job is killed in test_job.py."""
@@ -56,6 +66,7 @@ def test_a_killed_job_goes_on_bit_by_bit(make: Callable[..., Job], tmp_path: Pat
     assert_same(whole, killed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("optimizer", "sharding", "apart"),
     [("adamw", "zero3-offload", 1e-5), ("muon", "zero0", 1e-3)],  # Muon's products are in bfloat16
@@ -72,3 +83,34 @@ def test_a_block_draft_learns_the_same_on_any_number_of_ranks(
     losses = [torch.tensor([row["loss"] for row in job.rows()]) for job in (alone, shared)]
     torch.testing.assert_close(losses[1], losses[0], rtol=apart, atol=0)
     assert [row["blocks"] for row in alone.rows()] == [row["blocks"] for row in shared.rows()]
+
+
+@pytest.fixture
+def job(tmp_path: Path, target: Path, corpus: Corpus) -> arguments.Job:
+    """Of a recipe that wants three tokens, with a file of three that fit."""
+    tokenizer = PackedRows(corpus.packed).manifest["tokenizer"]
+    path = tmp_path / "draft_vocabulary_3.json"
+    DraftVocabulary((1, 4, 9), corpus.build.vocabulary, tokenizer, {"all": 0.5}).write(path)
+    config = compose("train", THREE)
+    return arguments.Job(config.recipe, config.runtime, target, [corpus.packed], None, tmp_path / "out", vocabulary=path)
+
+
+def test_a_vocabulary_is_part_of_the_identity_where_there_is_one(job: arguments.Job) -> None:
+    rows = TrainedRows(PackedRows(job.data[0]))
+    vocabulary = read_vocabulary(job, rows)
+    assert vocabulary.ids == (1, 4, 9)
+    identity = identity_of(job, rows, torch.float32, vocabulary)
+    assert identity["vocabulary"] == vocabulary.hash
+    glide = compose("train", ["run=demo"])
+    plain = replace(job, recipe=glide.recipe, vocabulary=None)
+    assert read_vocabulary(plain, rows) is None
+    assert set(identity_of(plain, rows, torch.float32, None)) == set(identity) - {"vocabulary"}
+
+
+def test_a_vocabulary_that_does_not_fit_is_refused(job: arguments.Job) -> None:
+    path, rows = job.vocabulary, TrainedRows(PackedRows(job.data[0]))
+    whole = read_json(path)
+    for changed, key in (({"tokenizer": "u"}, "tokenizer"), ({"ids": [1, 4]}, "ids: are 2, recipe.method.vocabulary is 3")):
+        write_json(path, whole | changed)
+        with refused(f"{path}: {key}"):
+            read_vocabulary(job, rows)
