@@ -22,10 +22,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files of minutes come first, then those with slow tests, so that no worker is left alone with one at the end.
-
-    Tests for a GPU skip themselves without one.
-    """
+    """Files of minutes come first, then slow tests: no worker ends alone with one. Without a GPU its tests skip themselves."""
     places = {name: place for place, name in enumerate(OF_MINUTES)}
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (places.get(item.path.stem, len(places)), item.path not in slow))

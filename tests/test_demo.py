@@ -55,9 +55,7 @@ ROWS, NEW = 12, 220
 
 @pytest.mark.slow
 def test_ten_thousand_tokens_in_float64_are_those_of_generate(root: Path) -> None:
-    """Of transformers' own generate, prompts of one length together; with a draft, prompts of four lengths together, half of
-    them in chains and half in trees.
-    """
+    """Those of transformers' own; with a draft prompts of four lengths together, half of them in chains and half in trees."""
     if not (root / "results/demo/report.json").exists():
         pytest.skip("the demo's drafts are not there: run `make demo` first")
     tokenizer = AutoTokenizer.from_pretrained(root / "models/demo/tokenizer")

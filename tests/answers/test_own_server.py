@@ -114,10 +114,7 @@ def thinking(case: Case, tmp_path: Path) -> Case:
 @pytest.mark.serve
 @pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is missing: make test-serve")
 def test_answers_of_vllm_are_those_of_transformers(thinking: Case, tmp_path: Path) -> None:
-    """Token by token: greedy, in float32. An answer that holds a special token which is no thought's mark is dropped by both.
-
-    A tool that lacks fields is one with nulls to vLLM's template.
-    """
+    """Greedy, in float32. A special token that is no thought's mark drops an answer; what a tool lacks is null to vLLM."""
     found: list[dict[Any, Any]] = []
     for name, tool, settings in (
         ("local", {"name": "sum", "description": None, "parameters": None}, {"precision": "fp32"}),

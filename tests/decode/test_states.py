@@ -29,10 +29,7 @@ def own_states(target: Any, text: list[int]) -> dict[str, Tensor]:
 
 
 class Reader(Drafter):
-    """Knows each row's whole text, says some of it, and holds what it is handed against transformers' own in each round.
-
-    The true path ends at a random level, and lies at random places of the levels of a tree.
-    """
+    """Knows each row's text, says some at random places of a tree, and holds what it gets against transformers' own."""
 
     reads = READS
 

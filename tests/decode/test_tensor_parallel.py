@@ -37,10 +37,7 @@ def alone(target: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_every_rank_decodes_what_one_alone_decodes(root: Path, target: str, alone: dict[str, Any], tmp_path: Path) -> None:
-    """All methods, chains and trees, greedy and drawn, rows that end apart, plainly and as answers.
-
-    Rank 1 would draw otherwise, as when the last bits of its logits differed, and takes rank 0's tokens.
-    """
+    """By all methods, greedy and drawn, plainly and as answers. Rank 1 would draw otherwise, and takes rank 0's tokens."""
     ranks, apart, program = 2, 1, str(root / "tests/decode/parallel_program.py")
     text, code = finish(start([*torchrun(ranks), program, str(tmp_path), str(apart), target], tmp_path))
     assert code == 0, text

@@ -73,10 +73,7 @@ def test_a_text_is_cut_and_the_round_that_reaches_its_end_is_whole() -> None:
 
 
 def test_an_answer_is_the_engines_text_up_to_its_end_with_the_rounds_of_its_counters(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One chain more than is wanted is asked for; the token that was not streamed is asked for again.
-
-    The server has eight tokens, two of each round kept; nothing is streamed at the third.
-    """
+    """One chain more than wanted is asked for, and a token that was not streamed again; at the third, none is streamed."""
     asked: list[dict[str, Any]] = []
     text = [11, 12, 13, 14, 15, 16, 17, 0, 18, 19]
 

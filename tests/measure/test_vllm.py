@@ -38,9 +38,7 @@ EVALUATION = """evaluation:
 
 
 def test_text_and_acceptance_in_vllm_are_ours(tmp_path: Path) -> None:
-    """By `snakemake serves`, of a copy of the run: 40 held-out prompts of 64 tokens, 65 tokens after each, float32,
-    greedy, chains of 3. llama.cpp is measured beside vLLM where it is installed.
-    """
+    """By `snakemake serves`, of a copy of the run, float32, greedy. llama.cpp is measured beside vLLM where it is installed."""
     copy, run = copy_to(tmp_path, ROOT), tmp_path / "results/served-eagle3"
     for name in ("data", "models", "serve", ".venv-serve"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -63,10 +61,7 @@ def edit(path: Path, change: Callable[[Line], None]) -> None:
 
 
 def test_window_and_rope_base_of_a_draft_are_read_as_we_read_them(tmp_path: Path) -> None:
-    """The demo's weights under WINDOW and BASE: no good draft for no good target, but the same one for both engines.
-
-    Evaluated by both engines; a draft whose window is one token off is seen.
-    """
+    """No good draft for no good target, but the same one for both engines; a draft whose window is one token off is seen."""
     draft, shifted = tmp_path / "draft", tmp_path / "shifted"
     shutil.copytree(ROOT / "models/demo/target", tmp_path / "target")
     shutil.copytree(DRAFT, draft)

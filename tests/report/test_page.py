@@ -90,10 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_page_is_one_well_formed_document(folder: Path) -> None:
-    """It loads nothing; every element is closed, and in order; nothing waits for a script: what is folded opens without one.
-
-    Figures share it: a clip path or marker of one must not be taken for another's.
-    """
+    """It loads nothing; elements close in order; what is folded opens without a script; figures share no clip path."""
     parser, source, text = read_page(folder)
     ids = re.findall(r'\bid="([^"]*)"', source)
     assert {reference[1:] for reference in parser.references} <= set(ids)

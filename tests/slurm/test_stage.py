@@ -108,9 +108,7 @@ def tell_the_shell_alone(submitted: Submitted, process: "subprocess.Popen[str]")
 def test_two_nodes_of_two_ranks_learn_as_one_does_and_are_checked_beforehand(
     submitted: Submitted, undisturbed: Submitted, cluster: Cluster
 ) -> None:
-    """Told to end as above, which is one command on one node and on two, and with a scheduler that is away for a while, which
-    is waited for.
-    """
+    """Told to end as above: one command on one node and on two, and with a scheduler that is away, which is waited for."""
     submitted.set("nodes", 2)
     for stage in ("long", "longcot"):  # whose two rows no four ranks could share
         submitted.edit(f"config/run/demo.yaml:{stage}", r"global_batch: 2", "global_batch: 4")

@@ -71,10 +71,7 @@ def results(stored: Stored, trainer: Any, *, micro_batch: int = 2, steps: int = 
 
 @pytest.mark.parametrize(("method", "more"), [("glide", []), ("glide", [HARD]), ("eagle3", []), ("dflash", [])])
 def test_float32_states_train_as_the_target_beside(tmp_path: Path, states_of: StatesOf, method: str, more: list[str]) -> None:
-    """Bit by bit where forwards have the same rows, as with one row in each; else to 1e-6 of the loss.
-
-    Hard labels want no final hidden state, by which the target's own loss is measured.
-    """
+    """Bit by bit where forwards have the same rows, else to 1e-6 of the loss; hard labels have no loss of the target's own."""
     for built in (1, 4):
         named = ["recipe.states.dtype=float32", f"runtime.micro_batch={built}", *more]
         stored = states_of(method, tmp_path / str(built), *named)
@@ -135,10 +132,7 @@ def test_a_block_draft_trains_on_the_states_that_a_chain_draft_has_stored(tmp_pa
 
 @pytest.mark.parametrize(("method", "more"), [("glide", [HARD]), ("eagle3", ["recipe.states.top_k=9"]), ("dflash", [HARD])])
 def test_held_out_rows_have_states_of_their_own(tmp_path: Path, states_of: StatesOf, method: str, more: list[str]) -> None:
-    """With the final hidden states also where labels are hard, so that acceptance is measured.
-
-    Few likeliest tokens merge the outcomes of the others: the loss is below that of all.
-    """
+    """With final hidden states also for hard labels. Few likeliest tokens merge others' outcomes: the loss is lower."""
     stored = states_of(method, tmp_path, "recipe.states.dtype=float32", "runtime.held_out_rows=3", *more)
     from_files, with_target = offline(stored, held_out=True), online(stored)
     source = stored.computation(held_out=True).source
@@ -172,10 +166,7 @@ def test_every_family_without_its_layers(any_target_path: str) -> None:
 
 
 def test_what_states_hang_on(tmp_path: Path, states_of: StatesOf) -> None:
-    """A learning rate changes nothing; a dtype, a layer list, a loss, k, a temperature and a vocabulary what they touch.
-
-    So does the name of the folder, which recipes that need the same states share.
-    """
+    """A learning rate changes nothing; dtype, layers, loss, k, temperature and vocabulary what they touch, the folder's name too."""
     glide, top, warm = states_of("glide", tmp_path), "recipe.states.top_k=5", "recipe.draft.temperature=2"
 
     def named(*changes: str) -> tuple[str, dict[str, Any]]:

@@ -23,16 +23,13 @@ def test_shares_of_the_global_batch() -> None:
             share_global_batch(global_batch, 1, world_size)
 
 
-def test_warm_up_starts_above_zero_and_cosine_ends_at_the_floor() -> None:
+def test_warm_up_starts_above_zero_and_both_schedules_end_at_the_floor() -> None:
     factors = [learning_rate_factor(step, 100, 10) for step in range(101)]
     assert factors[:10] == pytest.approx([0.1 * n for n in range(1, 11)])
     assert factors[10] == pytest.approx(1.0)
     assert factors[55] == pytest.approx(1e-4 + (1 - 1e-4) * 0.5 * (1 + math.cos(math.pi / 2)))
     assert factors[100] == pytest.approx(1e-4)
     assert all(left > right for left, right in itertools.pairwise(factors[10:]))
-
-
-def test_a_linear_schedule_falls_by_the_same_in_every_step() -> None:
     factors = [learning_rate_factor(step, 100, 10, "linear") for step in range(10, 101)]
     assert (factors[0], factors[-1]) == (1.0, pytest.approx(1e-4))
     assert [left - right for left, right in itertools.pairwise(factors)] == pytest.approx([(1 - 1e-4) / 90] * 90)

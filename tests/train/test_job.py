@@ -115,10 +115,7 @@ def test_a_killed_rank_ends_the_job_and_it_resumes(make_job: MakeJob) -> None:
 
 
 def test_ranks_and_micro_batches_do_not_change_the_training(make_job: MakeJob, tmp_path: Path, corpus: Corpus) -> None:
-    """1x4x1, 2x1x2 and 4x1x1 (ranks x micro batch x accumulation), random lags and offsets.
-
-    Answers are of unequal lengths, and many rows hold the middle of a long problem: no label at all.
-    """
+    """Ranks, micro batches, accumulation, random lags and offsets; many rows, in a long problem's middle, have no label."""
     long = {"problem": "the cat meets the fox. " * 60, "qwq": "the fox meets the cat. "}  # some rows, and an answer at the end
     data = make_packed(tmp_path / "sparse", corpus, "longcot", [*questions(200), *[long] * 20], [])
     answers = ["recipe.data.collation=longcot"]

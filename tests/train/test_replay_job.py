@@ -79,11 +79,7 @@ def test_the_rows_of_each_replayed_stage_are_given_and_no_others(corpus: Corpus,
 
 @pytest.mark.slow
 def test_from_stored_states_and_killed_it_trains_the_same(corpus: Corpus, earlier: Path, target: Path, tmp_path: Path) -> None:
-    """Weights, losses and held-out estimates bit by bit, on two ranks, of a mix of data sets with a replayed one on top.
-
-    Its metrics count the labels of each source; another share is refused by its name; nothing held out is trained; missing
-    states are told with their cure.
-    """
+    """Weights, losses and estimates bit by bit, on two ranks, of a mix with a replayed one on top; then what is refused."""
     held_out = [{"text": "the old cat meets the lazy dog. " * 3}]
     mix = [
         make_packed(tmp_path / "books", corpus, "base", questions(9), held_out, "books"),

@@ -150,9 +150,7 @@ def built(path: Path) -> None:
 
 
 def build_all(workflow: Workflow) -> None:
-    """Have every output there and recorded as built; no verb is run. As all files are empty, a training job and an estimate
-    of one, which have much to import, fail at once.
-    """
+    """Have every output there, recorded as built; no verb is run, and trainings, with much to import, fail at once."""
     for output in re.findall(r"^(\S+)\t", workflow.output("--summary"), re.MULTILINE)[1:]:
         path = workflow.folder / output
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Jobs:
-    """The plan of five runs on a cluster: in a batch for eight GPUs, of another method, on stored states, for a target of a
-    wheel, and the published one.
-    """
+    """The plan of five runs on a cluster: of eight GPUs, another method, stored states, a wheel's target, the published one."""
     workflow = copy_to(tmp_path_factory.mktemp("cluster"), root)
     workflow.edit("config/run/demo.yaml:long", "global_batch: 2", "global_batch: 64")
     (workflow.folder / "config/run/wheel.yaml").write_text("base: demo\ntarget: smollm2-135m\n")

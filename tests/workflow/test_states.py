@@ -152,9 +152,7 @@ def test_a_stage_is_told_of_its_states_and_a_learning_rate_stores_none_again(tra
 
 
 def test_removed_states_are_not_missed_also_after_a_change_that_is_taken_back(removed: Workflow) -> None:
-    """Nor do their keeping and the number of held-out rows train anything again; a second run has them made again
-    for itself.
-    """
+    """Nor do their keeping and the number of held-out rows train anything again; a second run has its own made again."""
     removed.edit(WORKFLOW, r"^keep_states: false", "keep_states: true")
     removed.edit(LONG, r"held_out_every: 60\}", "held_out_every: 60, held_out_rows: 4}")
     before = (removed.folder / LONG.partition(":")[0]).read_text()
@@ -177,9 +175,7 @@ def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow
 
 
 def test_new_rows_or_another_target_have_removed_states_made_again_by_the_second_call(removed: Workflow) -> None:
-    """Since the recipe is the same, only Snakemake knows that the stages are to be trained again. It removes what they left
-    before their jobs, which find no states.
-    """
+    """The recipe is the same: Snakemake alone knows, and removes what stages left before their jobs, which find no states."""
     removed.edit("config/model/demo.yaml", r"^  seed: 0", "  seed: 1")
     assert rules(removed.plan(), "train", "build_states") == [f"train {stage}" for stage in STAGES]
     (removed.folder / f"results/{RUN}/ttt/base/checkpoint.json").unlink()

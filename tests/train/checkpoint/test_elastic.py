@@ -107,12 +107,9 @@ def test_the_same_ranks_go_on_bit_by_bit(two_ranks: Path, name: str) -> None:
     assert (resumed["found"]["step"], resumed["found"]["trackers"]) == (SAVE_AT, {"wandb": "abc"})
 
 
-@pytest.mark.parametrize("setting", FP32[-1:])
-def test_estimates_are_those_of_single_forwards(
-    two_ranks: Path, packed: Path, target: Path, corpus: Corpus, setting: tuple[int, str]
-) -> None:
+def test_estimates_are_those_of_single_forwards(two_ranks: Path, packed: Path, target: Path, corpus: Corpus) -> None:
     """One process, one lag at a time, over the tokens of the records themselves."""
-    result, weights = read(two_ranks, f"{name_of(2, *setting, 'fp32')}-on")
+    result, weights = read(two_ranks, f"{name_of(2, *FP32[-1], 'fp32')}-on")
     recipe = compose("train", RECIPE).recipe
     glide = Qwen2Glide.from_pretrained(read_json(target)["path"], dtype=torch.float32, draft=recipe.draft)
     glide.draft_model.load_state_dict({name.removeprefix("draft_model."): value for name, value in weights.items()})
@@ -147,10 +144,7 @@ def test_zero3_really_shares_the_parameters(two_ranks: Path, suffix: str) -> Non
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_stages_train_alike(two_ranks: Path, precision: str) -> None:
-    """In bfloat16 only as well as sums of rounded gradients allow: what loses a micro batch shows.
-
-    Of the gradient that is not finite one rank knows; all leave the step out, and the next ones are good again.
-    """
+    """In bfloat16 up to the rounding of sums. A gradient that is not finite, of which one rank knows, all leave out."""
     runs = [read(two_ranks, name_of(2, *setting))[0] for setting in SETTINGS if setting[2] == precision]
     assert [run["skipped"] for run in runs] == [1] * len(runs)
     curves = torch.tensor([list(run["losses"].values()) for run in runs])

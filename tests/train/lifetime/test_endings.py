@@ -33,10 +33,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_requests_and_a_deadline_stop_between_two_whole_steps(make_job: MakeJob) -> None:
-    """A stage in slices: gradients that the stopped steps had accumulated must not leak into the steps after the restart.
-
-    Signals come in the middle of a step; the deadline is kept by the trainer's own clock.
-    """
+    """In slices: gradients of stopped steps must not leak into the steps after the restart. Signals come mid-step."""
     margin = 15
     options = ["recipe.global_batch=8", "recipe.steps=48", f"runtime.stop_margin_seconds={margin}"]
     whole, sliced = make_job("whole", options), make_job("sliced", options)
