@@ -91,15 +91,6 @@ class Workflow(Copied):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout + done.stderr
 
-    def refusal(self) -> str:
-        """What a dry run prints that must fail on a message of ours."""
-        done = self.call("-n", "final_draft")
-        text = done.stdout + done.stderr
-        assert done.returncode == 1, text
-        lines = [line for line in text.splitlines() if not line.startswith("Using workflow specific profile")]
-        assert [line for line in lines if "WorkflowError" in line or "Traceback" in line or '  File "' in line] == []
-        return "\n".join(lines)
-
     def plan(self, *arguments: str) -> dict[str, dict[str, str]]:
         """Each planned job's fields (rule, input, output, ..., command), by its first output."""
         jobs = {}
