@@ -34,8 +34,8 @@ from longspec.families import position_limit
 from longspec.jsonl import whole_lines
 from longspec.methods import method_of, vocabulary_size
 from longspec.models.target import load_target
-from longspec.models.target_config import read_target_config
-from longspec.states.declaration import Tensors, decode, encode, stored_tensors, target_hash
+from longspec.models.target_config import read_target_config, target_hash
+from longspec.states.declaration import Tensors, decode, encode, stored_tensors
 from longspec.states.forward import STATES_ATTENTION, TargetStates
 from longspec.states.tensors import EMBEDDED
 from longspec.train.micro_batches import StepBatches

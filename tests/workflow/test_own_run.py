@@ -11,7 +11,9 @@ import yaml
 
 from longspec.atomic_files import write_json
 from longspec.cli.new import TEMPLATE, scalar
+from longspec.config.yaml_files import plain
 from longspec.target.fetch import write_facts
+from longspec.train.stage_folder import changes
 from longspec.workflow.checks import check_prompts
 from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
@@ -186,3 +188,32 @@ def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str,
 def test_new_writes_any_name_of_files_as_yaml_reads_it(data: str) -> None:
     written = TEMPLATE.format(schema="s", comment="c", file="f", target="t", name="r", data=scalar(data), method="glide")
     assert yaml.safe_load(written)["data"] == {"r": data}
+
+
+def test_a_target_that_moves_keeps_its_folders_under_its_old_name(own: Settings) -> None:
+    """docs/own-model.md: then the recipe differs in the place alone, which counts for nothing beside the files' hash."""
+    before, rows = recipe_of(own), own.plan(run="mine").all_rows("mine")
+    (own.folder / "my-llama").rename(own.folder / "moved")
+    write(own, RUN.replace("my-llama", "moved"))
+    assert own.plan(run="mine").all_rows("mine") != rows
+    write(own, RUN.replace("my-llama", "moved") + f"recipe: {{model: {{name: {before.model.name}}}}}\n")
+    assert own.plan(run="mine").all_rows("mine") == rows
+    identities = [{"recipe": plain(recipe), "target": "its files"} for recipe in (before, recipe_of(own))]
+    assert identities[0] != identities[1]
+    assert changes(*identities) == []
+
+
+def test_a_further_stage_as_a_run_of_its_own_trains_nothing_else(own: Settings) -> None:
+    """docs/eagle3.md: it takes the finished draft's vocabulary, where a stage more in the same run changes what is counted."""
+    draft, file = own.folder / "results/mine/ttt/final_draft", own.folder / "config/run/more.yaml"
+    draft.mkdir(parents=True)
+    (draft / "config.json").write_text('{"architectures": ["LlamaForCausalLMEagle3"]}')
+    (own.folder / "inputs/books.txt.jsonl").write_text(json.dumps(ROW) + "\n")
+    data, longer = "data: {books: inputs/books.txt.jsonl}\n", "longer: {data: books, recipe: {data: {sequence_length: 1024}}}"
+    begins = "recipe: {init: results/mine/ttt/final_draft}\n"
+    file.write_text(f"base: mine\n{data}stages: {{{longer}}}\n{begins}")
+    plan = own.plan(run="more")
+    assert list(plan.configs) == [("more", "ttt", "longer")]
+    assert plan.taken_vocabulary("more", "ttt", "32000") == ["results/more/ttt/imported/draft/draft_vocabulary.json"]
+    file.write_text(f"base: mine\n{data}stages: {{train: {{data: chats}}, {longer}}}\n")
+    assert len(own.plan(run="more").named_rows("more", "ttt")) == 1 + len(own.plan(run="mine").named_rows("mine", "ttt"))

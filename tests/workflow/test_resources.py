@@ -24,7 +24,7 @@ from longspec.workflow.jobs.resources import (
     ranks_for,
     with_gpus,
 )
-from longspec.workflow.jobs.retries import FRUITLESS, PAUSE, TRIES_OF_RESUMED, reason_to_give_up, retries
+from longspec.workflow.jobs.retries import FRUITLESS, PAUSE, reason_to_give_up, retries
 from tests.refusals import refused
 
 LIMITS = Limits(nodes=1, ranks=8, node_mem=900_000, longest_job=240)
@@ -196,7 +196,7 @@ def test_what_the_stage_itself_says(stage: Path, status: dict[str, object], time
     put(stage / "status.json", time, json.dumps(status))
     assert given_up(stage).endswith(expected)
     assert bool(given_up(stage)) == bool(expected)
-    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN)
+    told = retries("train", 50, 1, stage / "checkpoint.json", stage.parent / "logs/stage.log", BEGAN, {})
     assert told == ((0, 0, given_up(stage)) if expected else (50, PAUSE, ""))
 
 
@@ -220,10 +220,32 @@ def test_a_stage_that_gets_on_has_no_last_try_but_jobs_that_never_begin_have_one
     attempts(stage, *ends)
     put(stage / "checkpoints/last/manifest.json", ends[-1])
     for attempt, tries, pause in ((7, 10, 0), (8, 10, PAUSE)):
-        assert retries("train", 3, attempt, stage / "checkpoint.json", log, BEGAN) == (tries, pause, "")
-    assert retries("train", 3, 4, stage / "checkpoint.json", log.with_name("none.log"), BEGAN) == (3, PAUSE, "")
+        assert retries("train", 3, attempt, stage / "checkpoint.json", log, BEGAN, {}) == (tries, pause, "")
+    assert retries("train", 3, 4, stage / "checkpoint.json", log.with_name("none.log"), BEGAN, {}) == (3, PAUSE, "")
 
 
-def test_another_job_has_two_tries_more_and_one_that_goes_on_where_it_was_ten() -> None:
-    for rule, allowed, tries in (("pack", 50, 2), ("pack", 1, 1), ("evaluate", 50, TRIES_OF_RESUMED), ("answer", 3, 3)):
-        assert retries(rule, allowed, 1, Path("manifest.json"), Path(), BEGAN) == (tries, PAUSE, "")
+def test_a_job_that_starts_from_the_beginning_has_two_tries_more() -> None:
+    for allowed, tries in ((50, 2), (1, 1)):
+        assert retries("pack", allowed, 1, Path("manifest.json"), Path(), BEGAN, {}) == (tries, PAUSE, "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "output", "saved"),
+    [
+        ("answer", "0-of-2/shard.json", "0-of-2/journal.jsonl"),
+        ("build_states", "0-of-2/shard.json", "0-of-2/rows-0-7.safetensors"),
+        ("evaluate", "base.jsonl", "base.unfinished.jsonl"),
+    ],
+)
+def test_a_job_that_resumes_is_given_up_after_ten_tries_that_saved_nothing(
+    tmp_path: Path, rule: str, output: str, saved: str
+) -> None:
+    """Each attempt in turn, by the bytes that stand there when it has failed; its tries are as many as Snakemake allows."""
+    seen: dict[Path, tuple[int, int]] = {}
+    tries = []
+    for attempt, size in enumerate([0, 10, 10, *[500] * 11], start=1):
+        put(tmp_path / saved, BEGAN, "x" * size)
+        put(tmp_path / "other.jsonl", BEGAN, "x" * attempt)  # says nothing about this job
+        tries.append(retries(rule, 50, attempt, tmp_path / output, Path(), BEGAN, seen)[0])
+    assert tries == [9, 11, 11, *[13] * 11]  # the last attempt is the fourteenth: ten behind the fourth saved nothing
+    assert retries(rule, 3, 1, tmp_path / "another/shard.json", Path(), BEGAN, seen)[0] == 3

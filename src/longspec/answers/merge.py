@@ -14,7 +14,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN, hashes_of
-from longspec.answers.settings import JOURNAL, SERVED
+from longspec.answers.settings import HASHES, JOURNAL, SERVED
 from longspec.atomic_files import checked_manifest, describe_files, read_json, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.records import ANSWER_IDS, BESIDE
@@ -49,8 +49,12 @@ def _records(places: list[Place]) -> Iterator[dict[str, Any]]:
 def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
     """Return the shards' manifests. Raises ValueError unless they are all shards of these records, made alike, and whole."""
     manifests = [checked_manifest(path) for path in shards]
-    wanted = manifests[0] | {"raw": hashes_of(read_json(raw))}
-    for path, manifest in zip(shards, manifests, strict=True):
+    # An older longspec's shards hold hashes of manifests' texts. Where a newer shard has both hashes, the files' are compared.
+    # The returned manifests keep the old hashes: a merged manifest with other bytes would train finished stages again.
+    newer = {(key, text): files for each in manifests for key, (text, files) in each.get(HASHES, {}).items()}
+    alike = [each | {key: newer.get((key, each[key]), each[key]) for key in ("target", "tokenizer")} for each in manifests]
+    wanted = alike[0] | {"raw": hashes_of(read_json(raw))}
+    for path, manifest in zip(shards, alike, strict=True):
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
             if manifest.get(key) != wanted.get(key):
                 told = f"is {manifest.get(key)}, that of {shards[0]} {wanted.get(key)}"

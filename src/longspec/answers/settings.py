@@ -18,9 +18,10 @@ KEEP, DROP = "keep", "drop"
 HASH_LETTERS = 8
 BATCH_TOKENS = 2**16  # of prompts and answers with padding, in the cache at a time; one row alone may have more
 SHORTEST_WAIT, SLOWEST = 600.0, 5.0  # the default timeout: seconds at least, and tokens of an answer a second
-# In a shard's folder: a line for each finished record; the output of a server that the job started. In a shard's manifest: the
-# key of the name that its server has for the model.
-JOURNAL, PRINTED, SERVED = "journal.jsonl", "server.log", "served_model"
+# In a shard's folder: a line for each finished record; the output of a server that the job started. Keys of its manifest:
+# the name that its server has for the model; for target and tokenizer the hash of the manifest's text, which an older longspec
+# compared, and the hash of the manifest's files.
+JOURNAL, PRINTED, SERVED, HASHES = "journal.jsonl", "server.log", "served_model", "hashes"
 # Keys that change how answers are made, not the answers. All other keys name the folder of the answers.
 RUNTIME = ("max_failed", "batch", "endpoint", "server", "server_minutes", "requests", "tries", "timeout")
 ONLY = {

@@ -1,7 +1,7 @@
 """Answers by the target to one shard of a dataset's records: the `shard` verb.
 
 journal.jsonl    a line for each finished record, in the order of finishing; a killed job goes on from it
-shard.json       written last: the counts, and the journal's hash
+shard.json       written last: what the answers were made with, the counts, and the journal's hash
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import Any
 from longspec import jsonl
 from longspec.answers import client, server
 from longspec.answers.conversation import ENDS, FAILED, FILES, Asker, Conversation, hashes_of
-from longspec.answers.settings import ENDPOINT, JOURNAL, PRINTED, SERVED, Regenerate, deciding
+from longspec.answers.settings import ENDPOINT, HASHES, JOURNAL, PRINTED, SERVED, Regenerate, deciding
 from longspec.atomic_files import checked_folder, checked_manifest, describe_files, read_json, sha256_file, write_json
 from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.data.chat.encoding import load_tokenizer
@@ -25,7 +25,7 @@ from longspec.distributed import ALONE, Ranks, log
 from longspec.families import position_limit
 from longspec.journal import Journal
 from longspec.lease import acquire
-from longspec.models.target_config import read_target_config
+from longspec.models.target_config import read_target_config, target_hash
 from longspec.shown import duration
 
 PROGRESS_SECONDS = 30.0  # between two lines of progress
@@ -108,7 +108,7 @@ def make(
 
     raw, target, tokenizer: their manifests. ranks: they hold the target together, and the first one writes. Raises ValueError
     if files differ from their manifests, and if too many records failed, which the next job tries again. Answers by other
-    settings, of another target, or by a server that serves another model are left out, and the log says so.
+    settings, of a target with other files, or by a server that serves another model are left out, and the log says so.
     """
     shard, num_shards = part
     if ranks.world_size > 1:
@@ -116,39 +116,52 @@ def make(
 
         join_ranks(ranks)
     dataset = checked_manifest(raw)
-    folder = Path(checked_folder(target))
+    folder, (own, of_tokenizer) = Path(checked_folder(target)), load_tokenizer(tokenizer)
+    hashes = {"target": (sha256_file(target), target_hash(target)), "tokenizer": (sha256_file(tokenizer), of_tokenizer)}
     made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": hashes_of(dataset)}
-    made_with |= {"target": sha256_file(target), "tokenizer": sha256_file(tokenizer), "num_shards": num_shards}
+    made_with |= {"num_shards": num_shards, "shard": shard} | {key: files for key, (_, files) in hashes.items()}
     endpoint = None  # None as long as this job computes, or has not started its server
     if settings.endpoint is not None:
-        endpoint = client.Client(settings.endpoint, settings, _names_of(target, folder, out.parent.parent))
+        names = _names_of(target, folder, out.parent.parent, hashes["target"])
+        endpoint = client.Client(settings.endpoint, settings, names)
         made_with |= {SERVED: endpoint.find_model()}
     positions = position_limit(read_target_config(folder))
-    asker = Asker(load_tokenizer(tokenizer)[0], folder, positions, settings, f"data.{dataset['name']}.regenerate")
+    asker = Asker(own, folder, positions, settings, f"data.{dataset['name']}.regenerate")
     conversations = read(raw, shard, num_shards, settings.cut)
     with ExitStack() as alone:
         if ranks.is_main:  # no other job writes here, and no manifest may stand beside a journal that grows
             alone.callback(acquire(out.parent).release)
             out.unlink(missing_ok=True)
-        identity, of = made_with | {"shard": shard}, f"{dataset['name']}'s answers"
-        with Journal(out.parent / JOURNAL, identity, ranks, of=of, aside=True) as journal:
+        # A journal that an older longspec began, with the hashes of these manifests, goes on as it is.
+        older = made_with | {key: text for key, (text, _) in hashes.items()}
+        identity = older if _begun_with(out.parent / JOURNAL) == older else made_with
+        with Journal(out.parent / JOURNAL, identity, ranks, of=f"{dataset['name']}'s answers", aside=True) as journal:
             tally = _answer(conversations, journal, asker, endpoint, ranks)
-        manifest = identity | tally.describe()
+        manifest = identity | tally.describe() | {HASHES: hashes}
         if ranks.is_main:
             manifest |= {"files": describe_files(out.parent, [JOURNAL])}
             write_json(out, manifest)
     return manifest
 
 
-def _names_of(target: Path, folder: Path, answers: Path) -> list[str]:
-    """Return the names that a server may have for the target: its source's, its folder's, and those that answered before."""
-    source, hashed = str(read_json(target)["source"]), sha256_file(target)
+def _begun_with(journal: Path) -> dict[str, Any]:
+    """Return the identity in a journal's first line; {} if there is none."""
+    with suppress(OSError, ValueError, KeyError, TypeError), journal.open(encoding="utf-8") as lines:
+        return dict(json.loads(next(lines, ""))["identity"])
+    return {}
+
+
+def _names_of(target: Path, folder: Path, answers: Path, hashes: tuple[str, str]) -> list[str]:
+    """Return the names that a server may have for the target: its source's, its folder's, and those that answered before.
+
+    hashes: those by which a journal may know the target.
+    """
+    source = str(read_json(target)["source"])
     source = hub_source(source)[0] if source.startswith(HUB_PREFIX) else source
     names = [Path(source).name, "/".join(folder.parts[-2:])]
     for journal in sorted(answers.glob(f"*/{JOURNAL}")):
-        with suppress(OSError, ValueError, KeyError, TypeError), journal.open(encoding="utf-8") as lines:
-            made_with = json.loads(next(lines, ""))["identity"]
-            names += [made_with[SERVED]] if made_with["target"] == hashed else []
+        made_with = _begun_with(journal)
+        names += [made_with[SERVED]] if SERVED in made_with and made_with.get("target") in hashes else []
     return list(dict.fromkeys(names))
 
 

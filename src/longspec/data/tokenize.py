@@ -87,13 +87,13 @@ def make(raw: Path, tokenizer_manifest: Path, shard: int, num_shards: int, out: 
     A shard is a range of the file's bytes; no other byte is read. Raises ValueError if files differ from the raw manifest, or
     if the answers are tokens of another tokenizer.
     """
-    raw_manifest, made_with = checked_manifest(raw), sha256_file(tokenizer_manifest)
-    if raw_manifest.get("answered_by", {}).get("tokenizer", made_with) != made_with:
+    raw_manifest, (tokenizer, tokenizer_hash) = checked_manifest(raw), load_tokenizer(tokenizer_manifest)
+    known_by = (tokenizer_hash, sha256_file(tokenizer_manifest))  # older answers hold the hash of the manifest's text
+    if raw_manifest.get("answered_by", {}).get("tokenizer", tokenizer_hash) not in known_by:
         raise ValueError(
             f"{raw}: its answers are tokens of another tokenizer than {tokenizer_manifest}; give that of the target that "
             "answered, or name the records as a data set, whose answers are tokenized from their text"
         )
-    tokenizer, tokenizer_hash = load_tokenizer(tokenizer_manifest)
     train, arrow = raw.parent / "train.jsonl", out.with_suffix(".arrow")
     remove_strays(arrow)
     with new_file(arrow) as beside:

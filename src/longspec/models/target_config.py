@@ -1,12 +1,18 @@
-"""Read a target's config.json without running code from its folder. No torch: targets are fetched without."""
+"""Read a target's config.json without running code from its folder, and hash its files. No torch: fetching has none."""
 
+import json
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json
+from longspec.atomic_files import read_json, sha256_text
 from longspec.families import check_family
 
 CONFIG = "config.json"
+
+
+def target_hash(manifest: Path) -> str:
+    """Return the hash of a target's files alone; its manifest also holds their place and how long training took."""
+    return sha256_text(json.dumps(read_json(manifest)["files"], sort_keys=True))
 
 
 def read_target_config(target: str | Path) -> Any:

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.atomic_files import read_json, sha256_text
+from longspec.atomic_files import sha256_text
 from longspec.data.pack.arrow_shards import PackedRows, Row, stacked
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
 from longspec.methods import check_family_named, method_of, settings_of
 from longspec.models import losses
-from longspec.models.target_config import read_target_config
+from longspec.models.target_config import read_target_config, target_hash
 from longspec.states.tensors import BEST_TOKEN, FINAL, KEYS, TOP, TOP_LOG_PROBS, TOP_TOKENS, VALUES, token_shape
 
 FLOAT8 = "float8"  # a value of recipe.states.dtype
@@ -86,11 +86,6 @@ def bytes_a_token(tensors: Tensors) -> int:
 def hash_of(plain: Any) -> str:
     """Return a hash of a declaration, or of another JSON value."""
     return sha256_text(json.dumps(plain, sort_keys=True))
-
-
-def target_hash(manifest: Path) -> str:
-    """Return the hash of a target's files alone; its manifest also holds how long training took."""
-    return hash_of(read_json(manifest)["files"])
 
 
 def checked_config(target_path: str, recipe: Any) -> Any:

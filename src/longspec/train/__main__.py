@@ -140,7 +140,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     if accumulation > 1 and dtype == torch.bfloat16 and not sums_in_float32(job.runtime):
         ways = FLOAT32_SUMS[job.recipe.optimizer.name]
         log(f"each step's gradients of {accumulation} micro batches are added up in bfloat16; {ways}", ranks)
-    engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype)
+    engine = build_engine(trainer, job.recipe, job.runtime, (micro_batch, accumulation), steps, dtype, folder)
     resumed = FRESH
     if found is not None:
         slot, resumed = found

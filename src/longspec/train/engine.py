@@ -5,12 +5,14 @@ import os
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
+from longspec.atomic_files import sha256_text
 from longspec.config import LINEAR, MUON, Recipe, Runtime, check_optimizer
 from longspec.distributed import Ranks
 from longspec.process_group import join
@@ -114,15 +116,17 @@ def sums_in_float32(runtime: Runtime) -> bool:
 
 
 def deepspeed_config(
-    recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype, elements: int
+    recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype, elements: int, folder: Path
 ) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. elements: total number of trained parameters' elements."""
+    """Return DeepSpeed's configuration. elements: total number of trained parameters' elements. folder: the stage's."""
     # DeepSpeed allocates the whole bucket in which gradients are reduced.
     zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage, "reduce_bucket_size": min(REDUCE_BUCKET, elements)}
     if runtime.deepspeed.offload_optimizer != "none":
         zero["offload_optimizer"] = {"device": runtime.deepspeed.offload_optimizer, "pin_memory": torch.cuda.is_available()}
     if runtime.deepspeed.nvme_path:
-        zero["offload_optimizer"]["nvme_path"] = runtime.deepspeed.nvme_path
+        # DeepSpeed names its files by rank and parameter alone: another stage's job on this node would write the same ones.
+        own = Path(runtime.deepspeed.nvme_path, f"longspec-{sha256_text(str(folder.resolve()))[:8]}")
+        zero["offload_optimizer"]["nvme_path"] = str(own)
     if zero["stage"] == 3:
         # Else ZeRO-3 replaces torch's linear in the whole process, with other bf16 rounding than ZeRO-1.
         zero["memory_efficient_linear"] = False
@@ -145,9 +149,15 @@ def deepspeed_config(
 
 
 def build_engine(
-    module: torch.nn.Module, recipe: Recipe, runtime: Runtime, share: tuple[int, int], total_steps: int, dtype: torch.dtype
+    module: torch.nn.Module,
+    recipe: Recipe,
+    runtime: Runtime,
+    share: tuple[int, int],
+    total_steps: int,
+    dtype: torch.dtype,
+    folder: Path,
 ) -> Any:
-    """Return the DeepSpeed engine over the module's trainable parameters. share: from share_global_batch.
+    """Return the DeepSpeed engine over the module's trainable parameters. share: from share_global_batch; folder: the stage's.
 
     Raises ValueError if the ZeRO stage does not support the optimizer.
     """
@@ -163,7 +173,7 @@ def build_engine(
         model=module,
         optimizer=MuonForMatrices(module, recipe) if recipe.optimizer.name == MUON else None,
         model_parameters=trained,
-        config=deepspeed_config(recipe, runtime, *share, dtype, elements),
+        config=deepspeed_config(recipe, runtime, *share, dtype, elements, folder),
         lr_scheduler=lambda optimizer: LambdaLR(optimizer, factor),  # DeepSpeed's own warm-ups begin with steps at rate 0
     )
     if runtime.deepspeed.zero_stage == 0 and dtype == torch.bfloat16:

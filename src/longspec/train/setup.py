@@ -15,8 +15,8 @@ from longspec.data.schedule import TrainedRows, open_alike
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
-from longspec.models.target_config import read_target_config
-from longspec.states.declaration import RowSource, checked_config, declare, hash_of, target_hash
+from longspec.models.target_config import read_target_config, target_hash
+from longspec.states.declaration import RowSource, checked_config, declare, hash_of
 from longspec.states.load import Place, find_rows, load_states
 from longspec.train.arguments import Job
 

@@ -69,7 +69,7 @@ def build(case: dict[str, Any], plan: dict[str, Any], ranks: Ranks) -> tuple[Any
     dtype = resolve_dtype(recipe.precision)
     trainer = build_trainer(recipe, runtime, plan["target"], None, torch.device("cpu"), dtype)
     share = share_global_batch(recipe.global_batch, runtime.micro_batch, ranks.world_size)
-    engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype)
+    engine = build_engine(trainer, recipe, runtime, share, TOTAL, dtype, Path(plan["data"]).parent)
     rows = PackedRows(Path(plan["data"]))
     held_out = HeldOut([rows], recipe, runtime, ranks, case["steps"])
     return engine, StepBatches(TrainedRows(rows), recipe, share[0], ranks, 400), held_out

@@ -1,22 +1,24 @@
 """Decide from Slurm's states which jobs have ended, and how often a failed job is retried.
 
-A stage is retried while it makes progress, unless its failure would come again. Failures before `began`, the start of this
-Snakemake in seconds since 1970, do not count: their causes may be fixed.
+A job that resumes where it was is retried while it makes progress; a stage not if its failure would come again. Failures before
+`began`, the start of this Snakemake in seconds since 1970, do not count: their causes may be fixed.
 """
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from longspec.answers.settings import JOURNAL
 from longspec.cluster.attempt_logs import attempts, begun, time_of
+from longspec.journal import unfinished
 from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS
 from longspec.train.stage_folder import non_retryable_reason
 
+Seen = dict[Path, tuple[int, int]]  # a job's output -> bytes that it had saved, and its attempts until then
 OTHER_ENDS = {"PREEMPTED", "NODE_FAIL", "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED"}
 TRIES = 2  # after the first, for a job that starts from the beginning
-# Jobs that resume where they were.
-RESUMED = {"answer", "ask", "build_states", "evaluate"}
-TRIES_OF_RESUMED = 10
-FRUITLESS = 10  # tries in a row without a new checkpoint, node failures and preemptions included
+# What a job that resumes has saved, beside its output.
+SAVED = {"answer": JOURNAL, "ask": JOURNAL, "build_states": "*.safetensors", "evaluate": unfinished(Path("{0}")).name}
+FRUITLESS = 10  # tries in a row of a job that resumes without saving more, node failures and preemptions included
 FORGOTTEN = 3  # answers of Slurm in a row without a job until it counts as forgotten
 PAUSE = 30  # seconds before a retry of a stage's job that has not begun, or of any other job: Slurm may be away
 
@@ -48,13 +50,24 @@ def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
     return ""
 
 
-def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float) -> tuple[int, int, str]:
+def last_fruitful(rule: str, attempt: int, output: Path, seen: Seen) -> int:
+    """Return the last attempt of a job that resumes after which more was saved, 0 for none. seen: of all such jobs; updated."""
+    saved = sum(path.stat().st_size for path in output.parent.glob(SAVED[rule].format(output.stem)))
+    if saved > seen.get(output, (0, 0))[0]:
+        seen[output] = saved, attempt
+    return seen.get(output, (0, 0))[1]
+
+
+def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float, seen: Seen) -> tuple[int, int, str]:
     """Return the tries of a failed job after the first, seconds to wait before the next, and why a stage gets none.
 
     A stage gets the profile's number of tries for jobs that never begin, and any number for others, while it makes progress.
+    Answers, stored states and evaluations are given up after so many tries in a row without more that is saved.
     """
     if rule == "train":
         reason, tried = reason_to_give_up(output.parent, log, began), begun(log, began)
         # Snakemake resubmits a job while its attempts are at most this number.
         return (0, 0, reason) if reason else (allowed + tried, PAUSE if tried < attempt else 0, "")
-    return min(allowed, TRIES_OF_RESUMED if rule in RESUMED else TRIES), PAUSE, ""
+    if rule in SAVED:
+        return last_fruitful(rule, attempt, output, seen) + min(allowed, FRUITLESS - 1), PAUSE, ""
+    return min(allowed, TRIES), PAUSE, ""
