@@ -7,24 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import write_json
+from longspec.process_group import processor_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 WORK = ROOT / ".cache/benchmarks"
 
 
-def _processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.split(":", 1)[1].strip()
-    return platform.machine()
-
-
 def describe(libraries: tuple[str, ...]) -> dict[str, Any]:
     """The machine and the versions that decide the numbers; `load`: how many processes wanted a core at the start."""
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9),
         "system": platform.system(),

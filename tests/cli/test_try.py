@@ -18,6 +18,7 @@ from longspec.decode.autoregressive import Plain
 from longspec.decode.fallback import NoDraft
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.texts import Row
+from longspec.methods.draft_files import find_target
 from tests.cli import small_draft
 from tests.corpus import Corpus
 from tests.refusals import check
@@ -54,6 +55,10 @@ def test_a_draft_is_tried_from_any_folder(draft: Path, longspec: Any, tmp_path: 
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert longspec("try", str(draft), QUESTION, "--new-tokens", "4")[0] == 0
+    shutil.copytree(tmp_path / "target", "target")  # another clone's, which may be another model of the same shapes
+    assert find_target(draft / "config.json", "target") == tmp_path / "target"
+    (tmp_path / "target").rename(tmp_path / "moved")
+    assert find_target(draft / "config.json", "target") == Path("target")
 
 
 def test_the_draft_drafts_where_another_way_is_faster_and_that_is_said(

@@ -17,9 +17,10 @@ from longspec.decode.autoregressive import Plain, decode_plain
 from longspec.decode.lookup import WithLookup
 from longspec.distributed import ALONE
 from longspec.draft_vocabulary import DraftVocabulary
+from longspec.engines import ENGINES, VLLM
 from longspec.journal import Journal
+from longspec.measure import engine_files, measurer
 from longspec.measure import evaluate as verb
-from longspec.measure import measurer
 from longspec.measure.lines import Comparison, judge, verdict_of
 from longspec.measure.measurer import gap_of
 from longspec.measure.tasks import Prompt, Setting
@@ -251,6 +252,20 @@ def test_a_draft_that_the_recipe_did_not_train_is_refused(arguments: Any, tmp_pa
     save_draft("target", tmp_path / "draft", Draft(anchors="off", lag_mode="fixed"))  # how it was trained is no matter
     lines = list(jsonl.read(evaluate([*arguments("base", "d.jsonl", prompts=2, repeats=1), *call[-2:]])))
     assert len(lines) == 16
+
+
+def test_the_published_draft_is_measured_as_its_folder_says(arguments: Any, tmp_path: Path) -> None:
+    """It may be of another stage than the recipe at hand, which a drafter without a stage takes from the first one."""
+    save_draft("target", tmp_path / "draft", Draft(window=33, anchors="off", lag_mode="random"))
+    call = [*arguments("vllm", "p.jsonl", prompts=2, repeats=1), "--draft", str(tmp_path / "draft")]
+    assert len(list(jsonl.read(evaluate(call)))) == 16
+    options = verb.read_arguments(call)
+    target, recipe = AutoModelForCausalLM.from_pretrained("target", dtype=torch.float32), verb.load(options.recipe, verb.Recipe)
+    drafter: Any = verb.make_drafter(options, target, recipe, None, None)
+    assert (drafter.window, recipe.draft.window) == (33, 512)
+    served = engine_files.served_target("target", torch.float32, torch.device("cpu"))
+    with engine_files.loaded(ENGINES[VLLM], options, served, recipe, None, 64) as given:
+        assert given["method"] == "draft_model"
 
 
 def identity_arguments(call: list[str]) -> tuple[Any, Any, Any, None]:

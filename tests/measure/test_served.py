@@ -14,9 +14,9 @@ import torch
 
 from longspec.atomic_files import write_json
 from longspec.decode.texts import Stops, Texts
-from longspec.engines import ENGINES, VLLM
+from longspec.engines import ENGINES, LLAMA_CPP, VLLM
+from longspec.measure import engine_files, served
 from longspec.measure import evaluate as verb
-from longspec.measure import served
 from longspec.measure.engines import vllm
 from longspec.measure.engines.protocol import Answer, Job, Request
 from longspec.measure.lines import Comparison, fault_in, judge
@@ -248,6 +248,47 @@ def test_the_other_environment_finds_this_package_and_nothing_beside_it(python: 
     with served._environment() as environment:
         (entry,) = environment["PYTHONPATH"].split(os.pathsep)
         assert [path.name for path in Path(entry).iterdir()] == ["longspec"]
+
+
+def test_no_logits_are_asked_for_in_what_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take some of plain decoding's time, beside which a draft's would look shorter than it is."""
+    params, kinds, asked = ModuleType("vllm"), ModuleType("vllm.sampling_params"), []
+    params.SamplingParams = lambda **given: given  # type: ignore[attr-defined]
+    kinds.RequestOutputKind = SimpleNamespace(DELTA=None)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "vllm", params)
+    monkeypatch.setitem(sys.modules, "vllm.sampling_params", kinds)
+    places = {3: [{7: SimpleNamespace(logprob=2.5), 5: SimpleNamespace(logprob=1.5)}], None: None}
+
+    class Pretended:
+        """An engine that decodes one token."""
+
+        def add_request(self, _name: str, _prompt: Any, settings: dict[str, Any]) -> None:
+            asked.append(settings["logprobs"])
+            self.left = 1
+
+        def has_unfinished_requests(self) -> int:
+            return self.left
+
+        def step(self) -> list[Any]:
+            self.left = 0
+            return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=[7], logprobs=places[asked[-1]])])]
+
+    engine = SimpleNamespace(llm_engine=Pretended(), get_metrics=list)
+    found = vllm.answer(engine, replace(JOB.requests[0], best=3), 2)
+    assert asked == [None, None, 3]
+    assert (len(found.seconds), found.tokens, found.best) == (2, [7], [[(7, 2.5), (5, 1.5)]])
+    vllm.answer(engine, JOB.requests[0], 1)
+    assert asked[3:] == [None]
+
+
+def test_a_target_that_an_engines_layout_cannot_hold_is_refused_like_a_draft(tmp_path: Path) -> None:
+    """`snakemake serves` then names the engine and goes on with the others; any other error would end it."""
+    config = {"model_type": "mistral", "sliding_window": 8, "num_hidden_layers": 1}
+    write_json(tmp_path / "config.json", config)
+    options: Any = SimpleNamespace(drafter="lookup", served_target=None)
+    target = SimpleNamespace(path=str(tmp_path), dtype=torch.float32)
+    with refused(f"{tmp_path}/config.json: sliding_window", kind=RefusedError):
+        engine_files.loaded(ENGINES[LLAMA_CPP], options, target, None, None, 64).__enter__()
 
 
 def test_what_vllm_computes_wrongly_on_a_cpu_is_refused_with_the_reason(monkeypatch: Any, tmp_path: Path) -> None:

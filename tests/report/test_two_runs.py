@@ -90,26 +90,29 @@ def test_the_difference_is_paired_and_the_first_card_is_the_answer(tmp_path: Pat
 
 def test_speeds_of_other_devices_are_not_judged(tmp_path: Path) -> None:
     arguments = write_runs(tmp_path)
-    for run, device in (("a", "x86_64"), ("b", "NVIDIA H200")):
-        held = {"identity": {"device": device, "threads": 2, "seed": 0}}
+    for run, device, threads in (("a", "AMD EPYC", 2), ("b", "NVIDIA H200", 1)):
+        held = {"identity": {"device": device, "threads": threads, "seed": 0}}
         (tmp_path / f"{run}/base/evaluation/.longcot.measured.jsonl").write_text(json.dumps(held) + "\n")
     (row,) = report(arguments)["answers"]
     assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other devices", None)
     assert row["speed_up"]["by"] == pytest.approx(-0.75)
-    assert row["differs"] == [{"key": "device", "old": "x86_64", "new": "NVIDIA H200", "stages": []}]
+    other_device = {"key": "device", "old": "AMD EPYC", "new": "NVIDIA H200", "stages": []}
+    assert row["differs"] == [other_device, {"key": "threads", "old": 2, "new": 1, "stages": []}]
     assert "Measured speed-up: measured on other devices, −0.750" in read_page(tmp_path)[2]
 
 
 def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:
     arguments = write_runs(tmp_path)
     (tmp_path / "b/base").rename(tmp_path / "b/ttt")
-    make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
+    vocabulary = make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
     place = arguments.index(f"b/base={tmp_path / 'b/base'}")
     arguments[place : place + 1] = [f"b/ttt={tmp_path / 'b/ttt'}", "--variant", f"c/ttt={tmp_path / 'b/ttt'}"]
-    numbers = report(arguments)
+    numbers = report([*arguments, "--vocabulary", str(vocabulary)])
     pairs = {(row["before"], row["variant"]) for row in numbers["between_variants"]}
     assert pairs == {("a/base", "b/ttt"), ("b/ttt", "c/ttt")}
-    assert numbers["answers"][0]["differs"][0] == {"key": "method", "old": "glide", "new": "eagle3", "stages": []}
+    method, *others = numbers["answers"][0]["differs"]
+    assert method == {"key": "method", "old": "glide", "new": "eagle3", "stages": []}
+    assert {"key": "draft vocabulary", "old": None, "new": 4, "stages": []} in others
 
 
 def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from longspec.measure.lines import judge
 from longspec.measure.measurer import gap_of
 from longspec.measure.sample import Pieces
 from longspec.methods.draft_files import CONFIG, find_target
-from longspec.models.target import load_target
+from longspec.models.target import load_target, resolve_dtype
 from longspec.models.target_config import read_target_config
 
 OWN, DRAFTED = "", ("#000000 on #d7f5d7", "#000000 on #a8e6a1", "#000000 on #6fd06f", "#000000 on #3fb950")
@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
         )
     path = target_of(options.draft, options.target)
     text, is_question = (options.question, True) if options.question else asked_of(options.draft)
-    device, dtype = ("cuda", torch.bfloat16) if torch.cuda.is_available() else ("cpu", torch.float32)
+    device, dtype = "cuda" if torch.cuda.is_available() else "cpu", resolve_dtype("auto")
     disable_progress_bar()
     try:
         target = load_target(path, read_target_config(path), dtype).to(device).eval()

@@ -33,6 +33,17 @@ def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
     return SimpleNamespace(path=path, config=config, generation_config=told, dtype=dtype, device=device)
 
 
+def settings_of_drafter(options: Namespace, recipe: Any, vocabulary: DraftVocabulary | None) -> tuple[Any, Any]:
+    """Return a drafter's method and settings: the recipe's, or those beside its weights if it is not that recipe's stage.
+
+    options: of evaluate.
+    """
+    method, settings = method_of(recipe, vocabulary)
+    if options.drafter not in (UNTRAINED, recipe.stage) and (options.draft / "config.json").is_file():
+        settings = method.stored_settings(options.draft)
+    return method, settings
+
+
 @contextmanager
 def loaded(
     engine: Engine, options: Namespace, target: Any, recipe: Any, vocabulary: DraftVocabulary | None, context: int
@@ -41,7 +52,7 @@ def loaded(
 
     options: of evaluate; a target or draft given there in the engine's layout is loaded instead of a written one. context:
     tokens of the longest text with its drafts. Raises ValueError if the draft is damaged or does not fit recipe and target,
-    which engines hardly check; RefusedError if the engine's layout cannot represent the draft.
+    which engines hardly check; RefusedError if the engine's layout cannot represent target or draft.
     """
     with TemporaryDirectory() as place:
         kind, draft = engine.lookup, None
@@ -65,13 +76,16 @@ def loaded(
             from longspec.target.layouts import write_target  # torch and gguf: only llama.cpp needs them
 
             model = str(Path(place) / f"target.{engine.target_layout}")
-            write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
+            try:
+                write_target(Path(target.path), engine.target_layout, Path(model), DTYPES[target.dtype])
+            except ValueError as error:
+                raise RefusedError(str(error)) from None
         yield {"model": model, "method": kind, "draft": None if draft is None else str(draft), "scratch": place}
 
 
 def _checked(options: Namespace, place: Path, target: Any, recipe: Any, vocabulary: DraftVocabulary | None) -> Path:
     """Return the draft folder to load: the stage's, if it fits recipe and target, or fresh weights written to `place`."""
-    method, settings = method_of(recipe, vocabulary)
+    method, settings = settings_of_drafter(options, recipe, vocabulary)
     if options.drafter != UNTRAINED:
         method.load(method.layer(target.config, settings), options.draft, target.config, settings)
         return Path(options.draft)

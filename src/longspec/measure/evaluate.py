@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import platform
 import signal
 import sys
 from collections.abc import Iterable
@@ -34,10 +33,10 @@ from longspec.measure.lines import FAULT, Line, Work, WrongTextError, key_of, ke
 from longspec.measure.measurer import Measurer
 from longspec.measure.prompts import all_prompts
 from longspec.measure.served import PLAIN, RefusedError, ServedMeasurer
-from longspec.methods import decoded_vocabulary, method_of
+from longspec.methods import decoded_vocabulary
 from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype, within_memory
-from longspec.process_group import own_device
+from longspec.process_group import own_device, processor_name
 from longspec.shown import named_path
 from longspec.states.forward import TargetStates
 
@@ -95,7 +94,7 @@ def make_drafter(
         # The settings stored with the draft: those of whichever stage is published.
         is_own = methods.has_own_vocabulary(recipe.method.name)
         return WithLookup(load_drafter(target, options.draft, None if is_own else options.vocabulary), copied)
-    method, settings = method_of(recipe, vocabulary)
+    method, settings = engine_files.settings_of_drafter(options, recipe, vocabulary)
     torch.manual_seed(recipe.seed)
     layer = method.trainer(TargetStates(target), settings, None).draft_model.to(target.device)
     if options.drafter != UNTRAINED:
@@ -116,7 +115,7 @@ def identity_of(
         "recipe": None if options.drafter == LOOKUP else sha256_file(options.recipe),
         "vocabulary": None if vocabulary is None else vocabulary.hash,
         "dtype": str(target.dtype),
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else processor_name(),
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

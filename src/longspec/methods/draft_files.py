@@ -81,9 +81,10 @@ def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path
 def find_target(draft: Path, path: str) -> Path | None:
     """Return the folder of a draft's target from the path in the draft; None if it is not there.
 
-    The path is tried from here, then from each folder above the draft: the workflow's root is one of them if it ran there.
+    The path is tried from each folder above the draft, then from here: the workflow's root is one of them if it ran there, and
+    another clone may have another target at the same path.
     """
-    folders = (folder / path for folder in (Path(), *draft.absolute().parents))
+    folders = (folder / path for folder in (*draft.absolute().parents, Path()))
     return next((folder for folder in folders if path and (folder / CONFIG).is_file()), None)
 
 

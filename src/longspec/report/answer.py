@@ -76,6 +76,7 @@ def differing(before: Variant, other: Variant) -> list[Row]:
     recipes = [{stage.name: flatten(plain(stage.recipe)) for stage in variant.stages} for variant in (before, other)]
     told: list[Row] = [
         flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
+        | {"draft vocabulary": len(variant.vocabulary.ids) if variant.vocabulary else None}
         for variant in (before, other)
     ]
     if _other_devices(before, other):

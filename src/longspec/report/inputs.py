@@ -17,7 +17,7 @@ from longspec.measure import lines
 from longspec.measure.lines import Evaluation
 from longspec.measure.tasks import Settings
 
-MACHINE = ("device", "ranks")  # keys of an evaluation's identity
+MACHINE = ("device", "ranks", "threads")  # keys of an evaluation's identity
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Variant:
     """Hold one variant of a run: its stages in training order, and the measurements of each drafter.
 
     evaluations: of the baselines, the stages in order, and the final draft with lookup if measured; final: the published
-    stage; vocabulary: None if the draft proposes all of the target's tokens; machine: device and number of ranks on which its
+    stage; vocabulary: None if the draft proposes all of the target's tokens; machine: device, ranks and threads on which its
     final draft was measured.
     """
 
