@@ -7,7 +7,7 @@ from transformers import DynamicCache, MistralConfig, Qwen2Config
 
 from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
-from longspec.decode.cache import LONGEST_AHEAD, tokens_ahead
+from longspec.decode.cache import LONGEST_AHEAD, compact, tokens_ahead
 from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
@@ -88,6 +88,27 @@ def test_the_host_looks_once_a_round(method: str, window, ids, shape, temperatur
     with Looks() as looks:
         decoded = speculate(target, drafter, start, **settings)
     assert looks.count == 1 + max(row.rounds for row in decoded.rows)
+
+
+@torch.inference_mode()
+def test_a_cache_without_room_grows_in_place_and_its_start_with_it() -> None:
+    """Room is made once for many tokens; what is kept of a tree overwrites nothing before it."""
+    target = make_target(0)
+    start = prefill(target, [list(range(60))])
+    before = [layer.keys.clone() for layer in start.cache.layers]
+    lengths_B, places = torch.tensor([60]), set()
+    with start.lent(0) as lent:
+        cache = lent.cache
+        for _ in range(4):
+            new = torch.randn(2, 1, 2, 3, 8, dtype=torch.float64)
+            keys = [cache.update(*new, layer_idx=layer)[0] for layer in range(2)]
+            places.add(keys[0].data_ptr())
+            compact(cache, 3, torch.tensor([[0, 2]]), lengths_B, cache.get_seq_length() - 1)
+            torch.testing.assert_close(cache.layers[0].keys[:, :, -2:], new[0][:, :, [0, 2]])
+            lengths_B = lengths_B + 2
+        assert len(places) == 1
+    assert start.cache.layers[0].keys.data_ptr() in places
+    torch.testing.assert_close([layer.keys for layer in start.cache.layers], before, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("method", METHODS)
