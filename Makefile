@@ -30,6 +30,7 @@ CACHE := $(CURDIR)/.cache
 export XDG_CACHE_HOME := $(CACHE)
 export PIP_CACHE_DIR := $(CACHE)/pip
 export TMPDIR := $(CACHE)/tmp
+CACHE_TMP := .cache/tmp
 export HF_HOME := $(CACHE)/huggingface
 export TORCH_HOME := $(CACHE)/torch
 export TORCH_EXTENSIONS_DIR := $(CACHE)/torch_extensions
@@ -44,7 +45,7 @@ export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
 .PHONY: demo gpu gpu-packages smollm2 smollm2-bench test test-slurm test-serve engines serve quick pythons demo-anew lint chaos status preflight resume
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.stamp-train | .cache/tmp
+demo: $(VENV)/.stamp-train | $(CACHE_TMP)
 	longspec train demo
 
 # The run that is trained, a file of config/run/.
@@ -54,20 +55,20 @@ SMOLLM2 ?= smollm2-eagle3
 HALF := $(shell n=$$(nproc); echo $$((n > 1 ? n / 2 : 1)))
 SMOLLM2_THREADS := --set-threads evaluate=2 answer=$(HALF) build_states=$(HALF)
 
-smollm2: $(VENV)/.stamp-train | .cache/tmp
+smollm2: $(VENV)/.stamp-train | $(CACHE_TMP)
 	longspec train $(SMOLLM2) $(SMOLLM2_THREADS)
 
-smollm2-bench: $(VENV)/.stamp-train | .cache/tmp
+smollm2-bench: $(VENV)/.stamp-train | $(CACHE_TMP)
 	snakemake final_draft compare bench --config 'runs=[smollm2-glide,smollm2-eagle3]' $(SMOLLM2_THREADS)
 	@echo "Reports: results/compare/smollm2-glide_smollm2-eagle3.html, results/smollm2-glide/bench.html, results/smollm2-eagle3/bench.html"
 
 # Many tests wait for jobs that they have started, so three at a time keep two cores busy.
 PYTEST := OMP_NUM_THREADS=1 python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
-test: $(VENV)/.stamp-dev | .cache/tmp
+test: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	$(PYTEST) -m "not slurm and not gpu and not serve"
 
-test-slurm: $(VENV)/.stamp-dev | .cache/tmp
+test-slurm: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	python -m tests.slurm.cluster install
 	trap 'python -m tests.slurm.cluster down' EXIT; python -m pytest -m slurm --durations=0
 
@@ -85,7 +86,7 @@ gpu-packages: $(VENV)/.stamp-train
 # What its tests need: the engines and drafts for them. The tests of an engine that is missing skip themselves.
 ENGINES := vllm llama.cpp openvino
 
-engines: $(VENV)/.stamp-dev | .cache/tmp
+engines: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	@for engine in $(ENGINES); do $(MAKE) .venv-serve/$$engine/.stamp || \
 	  echo "$$engine cannot be installed here, for the reason above; its tests skip themselves."; done
 
@@ -94,14 +95,14 @@ serve: engines
 	  results/served-eagle3/ttt/final_draft/provenance.json results/demo-dflash/blocks/base/draft/model.safetensors \
 	  --config 'runs=[demo,serve/served-eagle3.yaml,demo-dflash]'
 
-quick: $(VENV)/.stamp-dev | .cache/tmp
+quick: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	$(PYTEST) -m "not slow and not slurm and not gpu and not serve"
 
 # Of several of one version the first that runs: a shim of pyenv may lead nowhere.
 PYTHONS ?=
 space := $() $()
 pythons: export SEARCHED := $(subst $(space),:,$(strip $(wildcard $(PYTHONS:%=%/bin) $(PYTHONS:%=%/*/bin)))):$(PATH)
-pythons: | .cache/tmp
+pythons: | $(CACHE_TMP)
 	@IFS=:; failed=; newest=; for version in 3.11 3.12 3.13; do \
 	  for folder in $$SEARCHED; do python=$$folder/python$$version; "$$python" -c '' 2> /dev/null && break; python=; done; \
 	  [ -n "$$python" ] || { echo "Python $$version: not found on PATH, nor under PYTHONS=$(PYTHONS)"; continue; }; \
@@ -114,13 +115,13 @@ pythons: | .cache/tmp
 
 # In a copy, whatever this clone has made: a demo that is done would do nothing.
 ANEW := .cache/$(VENV)-demo
-demo-anew: $(VENV)/.stamp-train | .cache/tmp
+demo-anew: $(VENV)/.stamp-train | $(CACHE_TMP)
 	rm -rf $(ANEW)
 	mkdir $(ANEW)
 	cp -R Snakefile rules config profiles src $(ANEW)
 	cd $(ANEW) && PYTHONPATH=$(CURDIR)/$(ANEW)/src longspec train demo
 
-lint: $(VENV)/.stamp-dev | .cache/tmp
+lint: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	ruff check .
 	ruff format --check .
 	mypy
@@ -132,7 +133,7 @@ lint: $(VENV)/.stamp-dev | .cache/tmp
 # Its result is kept in benchmarks/results.
 MOMENTS ?= 300
 
-chaos: $(VENV)/.stamp-dev | .cache/tmp
+chaos: $(VENV)/.stamp-dev | $(CACHE_TMP)
 	python -m tests.workflow.chaos --moments $(MOMENTS)
 
 # Jobs inherit the environment: on a cluster's nodes what is only for a moment belongs on the node's own disk.
@@ -164,7 +165,7 @@ define REMOVE_UNFIT
 endef
 
 # An engine by the name that evaluation.engine has.
-.venv-serve/%/.stamp: serve/%.txt | .cache/tmp
+.venv-serve/%/.stamp: serve/%.txt | $(CACHE_TMP)
 	$(PYTHON) -m venv --clear .venv-serve/$*
 	.venv-serve/$*/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) -r $<
 	$(REMOVE_UNFIT)
@@ -173,7 +174,7 @@ endef
 .venv-serve/openvino/.stamp: serve/openvino-constraints.txt
 
 # With the plugin by which vLLM loads GLIDE drafts.
-.venv-serve/vllm/.stamp: serve/vllm.txt serve/vllm-constraints.txt plugins/vllm/pyproject.toml | .cache/tmp
+.venv-serve/vllm/.stamp: serve/vllm.txt serve/vllm-constraints.txt plugins/vllm/pyproject.toml | $(CACHE_TMP)
 	$(PYTHON) -m venv --clear .venv-serve/vllm
 	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) $(SERVE)
 	.venv-serve/vllm/bin/python -m pip install -q --disable-pip-version-check $(PIP_ARGS) --no-deps -e plugins/vllm
@@ -181,11 +182,11 @@ endef
 	@touch $@
 
 # A Unix socket's path holds 107 characters, and tools open theirs in TMPDIR.
-$(VENV)/bin/python: | .cache/tmp
+$(VENV)/bin/python: | $(CACHE_TMP)
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
 	  echo "$(PYTHON) is missing or too old or too new: $$($(PYTHON) --version 2>&1). Python 3.11, 3.12 or 3.13 is needed: make PYTHON=python3.12 ..."; exit 1; }
 	@[ "$$(printf %s '$(TMPDIR)' | wc -c)" -le 75 ] || echo "Warning: the path of this folder is long; move the clone if a socket's path is refused as too long."
 	$(PYTHON) -m venv $(VENV)
 
-.cache/tmp:
+$(CACHE_TMP):
 	@mkdir -p $@

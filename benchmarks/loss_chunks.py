@@ -10,7 +10,6 @@ Shapes: N tokens, H hidden width, V vocabulary.
 
 import argparse
 import json
-import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
 from longspec.models import losses
 from longspec.models.teachers import DenseTeacher
+from longspec.process_group import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 CHUNKS = {"cpu": (16, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}  # tokens
@@ -90,7 +90,7 @@ def main() -> None:
                     f"{rows[-1]['seconds'] / against['seconds']:.2f} x the time ({rows[-1]['seconds']:.2f} s)",
                     flush=True,
                 )
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    name = torch.cuda.get_device_name() if device == "cuda" else processor_name()
     RESULTS.mkdir(exist_ok=True)
     about = {"device": name, "torch": torch.__version__}
     (RESULTS / f"loss_chunks_{device}.json").write_text(json.dumps(about | {"rows": rows}, indent=1) + "\n")

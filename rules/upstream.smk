@@ -43,7 +43,7 @@ PersistenceBase.incomplete = unfinished
 
 # https://github.com/snakemake/snakemake/issues/2441: a rule cannot say which failure is worth another try. A stage that would
 # fail in the same way again would be sent fifty times.
-BEGAN, SAVED = time.time(), {}
+BEGAN, PROGRESS = time.time(), {}
 restarts_of_rule = Job.restart_times.fget
 
 
@@ -53,7 +53,7 @@ def restarts(job):
     if not allowed:
         return 0
     log = Path(job.log[0] if job.log else "")
-    tries, pause, reason = retries(job.rule.name, allowed, job.attempt, path, log, BEGAN, SAVED)
+    tries, pause, reason = retries(job.rule.name, allowed, job.attempt, path, log, BEGAN, PROGRESS)
     if reason:
         logger.error(f"{path.parent} is not tried again: {reason}")
     time.sleep(pause)

@@ -1,16 +1,13 @@
 """Servers that a job starts itself, and their ends."""
 
-import errno
 import json
 import os
 import signal
 import sys
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
-from longspec.answers import __main__ as verb
 from longspec.answers import server as own_server
 from tests.answers.conftest import Case, journal_of
 from tests.refusals import refused
@@ -57,23 +54,6 @@ def test_a_server_that_wants_a_key_is_known_to_be_there(case: Case, tmp_path: Pa
         case.make(tmp_path, **settings)
     monkeypatch.setenv("OPENAI_API_KEY", "right")
     assert case.make(tmp_path, **settings)["ends"]["answered"] == 14
-
-
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [(OSError(errno.ENOSPC, "full", "journal.jsonl"), "free some space"), (RuntimeError("ours"), "RuntimeError: ours")],
-)
-def test_a_fault_ends_the_job_whatever_requests_wait(
-    fault: Exception, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    codes: list[int] = []
-    monkeypatch.setattr("sys.argv", ["answers", "merge", "a.json", "--raw=b.json", "--out=c.json"])
-    monkeypatch.setattr("signal.signal", lambda *_: None)
-    monkeypatch.setattr(verb, "run", Mock(side_effect=fault))
-    monkeypatch.setattr(verb, "end_at_once", codes.append)
-    verb.main()
-    assert codes == [1]
-    assert told in capsys.readouterr().err
 
 
 @pytest.mark.slow

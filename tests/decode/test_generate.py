@@ -1,4 +1,4 @@
-"""A draft folder in transformers' own generate, and the same by a Python call."""
+"""A draft folder in transformers' own generate, the same by a Python call and as docs/generate.md shows, and vocabularies."""
 
 import io
 import re

@@ -1,4 +1,7 @@
-"""Published drafts become draft folders that compute what they computed: against plain PyTorch, decoded, exported, trained."""
+"""Published drafts become draft folders that compute what they computed: against plain PyTorch, decoded, exported, trained.
+
+EAGLE-3's in both layouts, then GLIDE's; what a file would run is refused.
+"""
 
 import os
 import re
@@ -227,7 +230,7 @@ def test_from_the_hub_by_hand_and_by_its_manifest(imports: Imports, verb: Verb, 
 
 @pytest.fixture
 def target(tmp_path: Path) -> Path:
-    """Beside which GLIDE drafts as LongSpec published them begin a run: a folder, or a file of weights alone."""
+    """The target of GLIDE drafts as LongSpec published them."""
     CONFIG.save_pretrained(tmp_path / "target")
     return tmp_path / "target"
 

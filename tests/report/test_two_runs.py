@@ -11,6 +11,7 @@ import pytest
 
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
+from longspec.draft_vocabulary import DraftVocabulary
 from longspec.report.answer import verdict
 from tests.refusals import refused
 from tests.report.synthetic_run import make_eagle3, positions
@@ -89,30 +90,31 @@ def test_the_difference_is_paired_and_the_first_card_is_the_answer(tmp_path: Pat
 
 
 def test_speeds_of_other_devices_are_not_judged(tmp_path: Path) -> None:
-    arguments = write_runs(tmp_path)
+    """Nor is a difference silent that is in no recipe: the tokens that GLIDE proposes while it decodes."""
+    arguments, vocabulary = write_runs(tmp_path), tmp_path / "b/base/draft_vocabulary_4.json"
+    DraftVocabulary((1, 2, 5, 6), 1024, "t", {"all": 1.0}).write(vocabulary)
     for run, device, threads in (("a", "AMD EPYC", 2), ("b", "NVIDIA H200", 1)):
         held = {"identity": {"device": device, "threads": threads, "seed": 0}}
         (tmp_path / f"{run}/base/evaluation/.longcot.measured.jsonl").write_text(json.dumps(held) + "\n")
-    (row,) = report(arguments)["answers"]
-    assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other devices", None)
+    (row,) = report([*arguments, "--vocabulary", str(vocabulary)])["answers"]
+    assert (row["speed_up"]["verdict"], row["speed_up"]["better"]) == ("measured on other devices or threads", None)
     assert row["speed_up"]["by"] == pytest.approx(-0.75)
     other_device = {"key": "device", "old": "AMD EPYC", "new": "NVIDIA H200", "stages": []}
-    assert row["differs"] == [other_device, {"key": "threads", "old": 2, "new": 1, "stages": []}]
-    assert "Measured speed-up: measured on other devices, −0.750" in read_page(tmp_path)[2]
+    fewer_tokens = {"key": "draft vocabulary", "old": None, "new": 4, "stages": []}
+    assert row["differs"] == [other_device, fewer_tokens, {"key": "threads", "old": 2, "new": 1, "stages": []}]
+    assert "Measured speed-up: measured on other devices or threads, −0.750" in read_page(tmp_path)[2]
 
 
 def test_each_variant_is_held_against_the_other_runs_of_its_name_or_the_first(tmp_path: Path) -> None:
     arguments = write_runs(tmp_path)
     (tmp_path / "b/base").rename(tmp_path / "b/ttt")
-    vocabulary = make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
+    make_eagle3(tmp_path / "b/ttt", {"all": 1.0})
     place = arguments.index(f"b/base={tmp_path / 'b/base'}")
     arguments[place : place + 1] = [f"b/ttt={tmp_path / 'b/ttt'}", "--variant", f"c/ttt={tmp_path / 'b/ttt'}"]
-    numbers = report([*arguments, "--vocabulary", str(vocabulary)])
+    numbers = report(arguments)
     pairs = {(row["before"], row["variant"]) for row in numbers["between_variants"]}
     assert pairs == {("a/base", "b/ttt"), ("b/ttt", "c/ttt")}
-    method, *others = numbers["answers"][0]["differs"]
-    assert method == {"key": "method", "old": "glide", "new": "eagle3", "stages": []}
-    assert {"key": "draft vocabulary", "old": None, "new": 4, "stages": []} in others
+    assert numbers["answers"][0]["differs"][0] == {"key": "method", "old": "glide", "new": "eagle3", "stages": []}
 
 
 def test_runs_of_other_stages_are_compared_by_their_final_drafts(tmp_path: Path) -> None:

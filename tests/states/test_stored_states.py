@@ -166,7 +166,7 @@ def test_every_family_without_its_layers(any_target_path: str) -> None:
 
 
 def test_what_states_hang_on(tmp_path: Path, states_of: StatesOf) -> None:
-    """A learning rate changes nothing; dtype, layers, loss, k, temperature and vocabulary do, and the folder's name too."""
+    """A learning rate changes nothing; dtype, loss, k, temperature and vocabulary do, and the folder's name too."""
     glide, top, warm = states_of("glide", tmp_path), "recipe.states.top_k=5", "recipe.draft.temperature=2"
 
     def named(*changes: str) -> tuple[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from copy import deepcopy
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from longspec.config import compose
 from longspec.distributed import share_global_batch
 from longspec.models.target import resolve_dtype
-from longspec.train.engine import MuonForMatrices, learning_rate_factor
+from longspec.train.engine import MuonForMatrices, deepspeed_config, learning_rate_factor
 from tests.refusals import refused
 
 
@@ -105,6 +106,17 @@ def test_each_parameter_is_stepped_by_torchs_own_optimizer() -> None:
     for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         assert torch.equal(one, other), name
     assert all({*state} == {"step", "exp_avg", "exp_avg_sq"} and state["step"] == STEPS for state in own.state.values())
+
+
+def test_each_stage_has_its_folder_on_an_nvme_disk(tmp_path: Path) -> None:
+    """DeepSpeed names its files there by rank and parameter: two stages on a node would read each other's."""
+    config = compose("train", ["run=demo", "deepspeed=zero3-nvme", f"runtime.deepspeed.nvme_path={tmp_path}/fast"])
+    folders = []
+    for stage in ("base", "long", "base"):
+        made = deepspeed_config(config.recipe, config.runtime, 1, 1, torch.float32, 9, tmp_path / stage)
+        folders.append(made["zero_optimization"]["offload_optimizer"]["nvme_path"])
+    assert folders[0] == folders[2] != folders[1]
+    assert {Path(folder).parent for folder in folders} == {tmp_path / "fast"}
 
 
 def test_sharded_matrices_are_refused() -> None:

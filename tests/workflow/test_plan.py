@@ -1,4 +1,4 @@
-"""What the plan answers the rules: which files a job reads, what it is told, and what is measured apart; no Snakemake."""
+"""What the plan answers the rules: which files a job reads, what it is told, what is measured, and which engines serve."""
 
 import json
 from pathlib import Path

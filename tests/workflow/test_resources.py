@@ -245,7 +245,7 @@ def test_a_job_that_resumes_is_given_up_after_ten_tries_that_saved_nothing(
     tries = []
     for attempt, size in enumerate([0, 10, 10, *[500] * 11], start=1):
         put(tmp_path / saved, BEGAN, "x" * size)
-        put(tmp_path / "other.jsonl", BEGAN, "x" * attempt)  # says nothing about this job
+        put(tmp_path / "other.unfinished.jsonl", BEGAN, "x" * attempt)  # another evaluation's
         tries.append(retries(rule, 50, attempt, tmp_path / output, Path(), BEGAN, seen)[0])
     assert tries == [9, 11, 11, *[13] * 11]  # the last attempt is the fourteenth: ten behind the fourth saved nothing
     assert retries(rule, 3, 1, tmp_path / "another/shard.json", Path(), BEGAN, seen)[0] == 3

@@ -39,7 +39,9 @@ def settings_of_drafter(options: Namespace, recipe: Any, vocabulary: DraftVocabu
     options: of evaluate.
     """
     method, settings = method_of(recipe, vocabulary)
-    if options.drafter not in (UNTRAINED, recipe.stage) and (options.draft / "config.json").is_file():
+    is_stage = options.drafter in (UNTRAINED, recipe.stage)
+    # The stages of a run have one `recipe.method`, so a method with a vocabulary of its own has the same settings in each.
+    if not (is_stage or methods.has_own_vocabulary(recipe.method.name)) and (options.draft / "config.json").is_file():
         settings = method.stored_settings(options.draft)
     return method, settings
 

@@ -5,13 +5,14 @@ from typing import Any
 from longspec.config import plain
 from longspec.config.names import FINAL
 from longspec.measure.estimates import difference
+from longspec.methods import has_own_vocabulary
 from longspec.report.inputs import Variant
 from longspec.report.tables import flatten
 
 Row = dict[str, Any]
 YES, NO, SAME, UNDECIDED, TOO_FEW, UNMEASURED = "yes", "no", "the same", "undecided", "too few records", "not measured"
 
-OTHER_DEVICES = "measured on other devices"
+OTHER_DEVICES = "measured on other devices or threads"
 
 
 def verdict(found: Row) -> str:
@@ -64,7 +65,8 @@ def _other_devices(before: Variant, other: Variant) -> bool:
 
 
 def differing(before: Variant, other: Variant) -> list[Row]:
-    """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance and devices.
+    """Return the keys in which the recipes of common stages differ, then those of the final drafts' provenance, devices, and
+    vocabulary while decoding.
 
     A key that differs in the same way in several stages is listed once. If the methods differ only their names are listed: they
     imply other settings and another class. Provenance of stages, files and the choice is left out: the page shows it elsewhere.
@@ -76,9 +78,11 @@ def differing(before: Variant, other: Variant) -> list[Row]:
     recipes = [{stage.name: flatten(plain(stage.recipe)) for stage in variant.stages} for variant in (before, other)]
     told: list[Row] = [
         flatten({key: value for key, value in variant.provenance.items() if key not in ("stages", "files", FINAL)})
-        | {"draft vocabulary": len(variant.vocabulary.ids) if variant.vocabulary else None}
         for variant in (before, other)
     ]
+    if not (rows or has_own_vocabulary(method[0])):
+        sizes = [len(variant.vocabulary.ids) if variant.vocabulary else None for variant in (before, other)]
+        told = [each | {"draft vocabulary": size} for each, size in zip(told, sizes, strict=True)]
     if _other_devices(before, other):
         told = [each | variant.machine for each, variant in zip(told, (before, other), strict=True)]
     both = [(stage, recipes[0][stage], recipes[1][stage]) for stage in recipes[0] if stage in recipes[1]]

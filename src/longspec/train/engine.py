@@ -118,7 +118,7 @@ def sums_in_float32(runtime: Runtime) -> bool:
 def deepspeed_config(
     recipe: Recipe, runtime: Runtime, micro_batch: int, accumulation: int, dtype: torch.dtype, elements: int, folder: Path
 ) -> dict[str, Any]:
-    """Return DeepSpeed's configuration. elements: total number of trained parameters' elements. folder: the stage's."""
+    """Return DeepSpeed's configuration. elements: of all trained parameters; folder: where the job writes."""
     # DeepSpeed allocates the whole bucket in which gradients are reduced.
     zero: dict[str, Any] = {"stage": runtime.deepspeed.zero_stage, "reduce_bucket_size": min(REDUCE_BUCKET, elements)}
     if runtime.deepspeed.offload_optimizer != "none":
@@ -157,7 +157,8 @@ def build_engine(
     dtype: torch.dtype,
     folder: Path,
 ) -> Any:
-    """Return the DeepSpeed engine over the module's trainable parameters. share: from share_global_batch; folder: the stage's.
+    """Return the DeepSpeed engine over the module's trainable parameters. share: from share_global_batch; folder: where the job
+    writes.
 
     Raises ValueError if the ZeRO stage does not support the optimizer.
     """

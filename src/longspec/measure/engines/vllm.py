@@ -88,11 +88,11 @@ def load(job: Job) -> Any:
 def answer(llm: Any, request: Request, repeats: int) -> Answer:
     """Decode a request. Only the seconds of the further repeats are kept: greedy text and drafts are the same in each.
 
-    Logits take time that a round of drafted tokens does not pay, so they come from one more decoding, which is not timed.
+    Logits take time that a round of drafted tokens does not pay, so they and their text come from a decoding that is not timed.
     """
-    first, *others = [_decode(llm, replace(request, best=0), repeat) for repeat in range(repeats)]
-    best = _decode(llm, request, repeats)["best"] if request.best else []
-    return Answer(id=request.id, **first | {"best": best, "seconds": [each["seconds"] for each in (first, *others)]})
+    timed = [_decode(llm, replace(request, best=0), repeat) for repeat in range(repeats)]
+    told = _decode(llm, request, repeats) if request.best else timed[0]
+    return Answer(id=request.id, **told | {"seconds": [each["seconds"] for each in timed]})
 
 
 def _decode(llm: Any, request: Request, repeat: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Decide from Slurm's states which jobs have ended, and how often a failed job is retried.
 
-A job that resumes where it was is retried while it makes progress; a stage not if its failure would come again. Failures before
-`began`, the start of this Snakemake in seconds since 1970, do not count: their causes may be fixed.
+A job that resumes where it was is retried while it makes progress. A stage is not retried if its failure would come again.
+Failures before `began`, the start of this Snakemake in seconds since 1970, do not count: their causes may be fixed.
 """
 
 from collections.abc import Mapping
@@ -53,16 +53,17 @@ def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
 def last_fruitful(rule: str, attempt: int, output: Path, seen: Seen) -> int:
     """Return the last attempt of a job that resumes after which more was saved, 0 for none. seen: of all such jobs; updated."""
     saved = sum(path.stat().st_size for path in output.parent.glob(SAVED[rule].format(output.stem)))
-    if saved > seen.get(output, (0, 0))[0]:
-        seen[output] = saved, attempt
-    return seen.get(output, (0, 0))[1]
+    before, last = seen.get(output, (0, 0))
+    seen[output] = saved, attempt if saved > before else last  # less: lines made otherwise were set aside
+    return seen[output][1]
 
 
 def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float, seen: Seen) -> tuple[int, int, str]:
     """Return the tries of a failed job after the first, seconds to wait before the next, and why a stage gets none.
 
     A stage gets the profile's number of tries for jobs that never begin, and any number for others, while it makes progress.
-    Answers, stored states and evaluations are given up after so many tries in a row without more that is saved.
+    Answers, stored states and evaluations are given up after FRUITLESS tries in a row that saved nothing, or fewer if `allowed`
+    says so.
     """
     if rule == "train":
         reason, tried = reason_to_give_up(output.parent, log, began), begun(log, began)
