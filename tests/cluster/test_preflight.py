@@ -1,7 +1,6 @@
 """Preflight: each check's failing case; two ranks that find all well; a rank that falls silent; the rule."""
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from transformers import Qwen2Config
 from longspec.atomic_files import read_json, write_json, write_text
 from longspec.cluster import preflight
 from longspec.cluster.preflight import FAIL, OK, WARN, Facts, Finding, check_gpus, check_versions, host_memory
-from longspec.config import Recipe, Runtime, compose, to_yaml, typed
+from longspec.config import Recipe, Runtime, compose, plain, to_yaml, typed
 from longspec.distributed import Ranks
 from longspec.train.estimate.memory import estimate, peak, setup_of
 from tests.jobs import RECIPE, Job, torchrun
@@ -155,11 +154,10 @@ def test_a_stage_that_trains_again_wants_its_room_again(needs: Callable[..., dic
     def left() -> str:
         return needs()["disk"].found.partition("leave up to ")[2]
 
-    whole = left()
-    for name in ("recipe.yaml", "checkpoint.json"):
-        write_text(job / "out/a/base" / name, "")
+    whole, recipe = left(), plain(compose("train", RECIPE).recipe)
+    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe}})
     assert left() != whole
-    os.utime(job / "out/a/base/recipe.yaml", (2**32, 2**32))
+    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe | {"seed": recipe["seed"] + 1}}})
     assert left() == whole
 
 

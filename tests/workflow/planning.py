@@ -1,6 +1,7 @@
 """Copies to edit: of the whole workflow, for Snakemake to plan, and of config/ alone; no verb is run."""
 
 import compileall
+import json
 import os
 import re
 import shutil
@@ -147,5 +148,9 @@ def build_all(workflow: Workflow) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         built(path)
     workflow.output("--touch", "--forceall", "--cores=1", "--quiet")
+    for path in workflow.folder.glob("results/*/*/*/checkpoint.json"):  # now trained, by what they say
+        times = path.stat()
+        path.write_text(json.dumps({"identity": {"recipe": yaml_files.read(path.with_name("recipe.yaml"))}}))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
     (workflow.folder / "src/longspec/train/__main__.py").write_text("raise SystemExit('error: nothing is built')\n")
     (workflow.folder / "src/longspec/cluster/launch.py").write_text("def main(argv):\n    return 1\n")

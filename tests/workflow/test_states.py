@@ -7,7 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from longspec.config import CONFIG_DIR, compose_stage, to_yaml
+from longspec.atomic_files import write_json
+from longspec.config import CONFIG_DIR, compose_stage, plain, to_yaml
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
 
@@ -75,10 +76,11 @@ def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
     for stage in stages:
         folder = settings.folder / f"results/{run}/ttt/{stage}"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "recipe.yaml").write_text(to_yaml(compose_stage(run, "ttt", stage, settings.folder / "config").recipe))
+        recipe = compose_stage(run, "ttt", stage, settings.folder / "config").recipe
+        (folder / "recipe.yaml").write_text(to_yaml(recipe))
         (folder / "states.json").write_text(StatesPlan(settings.plan(runs=[run])).read(f"{run}/ttt/{stage}")[0])
         if trained:
-            (folder / "checkpoint.json").write_text("{}")
+            write_json(folder / "checkpoint.json", {"identity": {"recipe": plain(recipe)}})
 
 
 def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(
@@ -163,6 +165,9 @@ def test_removed_states_are_not_missed_also_after_a_change_that_is_taken_back(re
     plan = removed.plan("--config", f"runs=[{RUN},again]")
     assert len(rules(plan, "build_states")) == 9  # two shards of each stage, and held-out rows
     assert {path.split("/")[1] for path, job in plan.items() if job["rule"] in ("train", "stage_states")} == {"again"}
+    recipe = removed.folder / f"results/{RUN}/ttt/long/recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("lr: ", "lr: 7"))  # by a call that was stopped before it trained
+    assert rules(removed.plan(), "train", "build_states")[0] == "train long"  # which then ends at once
 
 
 def test_a_stage_whose_states_were_removed_has_them_made_again(removed: Workflow) -> None:

@@ -105,10 +105,11 @@ def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield slot.parent, read_manifest(slot)
 
 
-def is_trained(folder: Path) -> bool:
-    """Tell whether a stage has been trained since its recipe was frozen."""
-    recipe, checkpoint = folder / "recipe.yaml", folder / CHECKPOINT
-    return recipe.is_file() and checkpoint.is_file() and recipe.stat().st_mtime_ns <= checkpoint.stat().st_mtime_ns
+def trained_recipe(folder: Path) -> dict[str, Any] | None:
+    """Return the recipe with which a stage has been trained to its end; None if its checkpoint.json is missing or damaged."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return dict(read_json(folder / CHECKPOINT)["identity"]["recipe"])
+    return None
 
 
 class Status:

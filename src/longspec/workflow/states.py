@@ -106,8 +106,8 @@ class StatesPlan:
         """Tell whether a stage and all before it are trained, with their current recipes."""
         stages = self.plan.stages_of(*stage[:2])
         for each in stages[: stages.index(stage) + 1]:
-            folder, recipe = Path(paths.stage_folder(*each)), self.plan.stage_yaml(*each, "recipe")
-            if not stage_folder.is_trained(folder) or (folder / "recipe.yaml").read_bytes() != recipe.encode():
+            # Not by dates: a recipe that was edited and frozen, and is edited back, was trained all the same.
+            if stage_folder.trained_recipe(Path(paths.stage_folder(*each))) != plain(self.plan.configs[each].recipe):
                 return False
         return True
 
@@ -141,11 +141,8 @@ class StatesPlan:
         """
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
-        begun = [
-            yaml_files.read(each)
-            for each in Path("results").glob("*/*/*/recipe.yaml")
-            if not stage_folder.is_trained(each.parent)
-        ]
+        frozen = {each.parent: yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml")}
+        begun = [recipe for folder, recipe in frozen.items() if recipe != stage_folder.trained_recipe(folder)]
         needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
         removed = []
         for folder, readers in self.readers.items():
