@@ -179,5 +179,5 @@ def remove_states():
         try:
             for folder in STATES.remove_unneeded():
                 logger.info(f"removed {folder}: no stage needs these states any more")
-        except (ValueError, OSError, KeyError, AttributeError) as error:
+        except (ValueError, OSError, KeyError, AttributeError, TypeError) as error:
             logger.warning(f"stored states are not removed: {error}")

@@ -155,9 +155,10 @@ def test_a_stage_that_trains_again_wants_its_room_again(needs: Callable[..., dic
         return needs()["disk"].found.partition("leave up to ")[2]
 
     whole, recipe = left(), plain(compose("train", RECIPE).recipe)
-    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe}})
+    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe, "init_weights": None}})
     assert left() != whole
-    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe | {"seed": recipe["seed"] + 1}}})
+    recipe["seed"] += 1
+    write_json(job / "out/a/base/checkpoint.json", {"identity": {"recipe": recipe, "init_weights": None}})
     assert left() == whole
 
 

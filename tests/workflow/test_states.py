@@ -80,7 +80,7 @@ def frozen(settings: Settings, run: str, *stages: str, trained: bool) -> None:
         (folder / "recipe.yaml").write_text(to_yaml(recipe))
         (folder / "states.json").write_text(StatesPlan(settings.plan(runs=[run])).read(f"{run}/ttt/{stage}")[0])
         if trained:
-            write_json(folder / "checkpoint.json", {"identity": {"recipe": plain(recipe)}})
+            write_json(folder / "checkpoint.json", {"identity": {"recipe": plain(recipe), "init_weights": None}})
 
 
 def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(
@@ -108,6 +108,22 @@ def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(
     settings.edit(*CHANGED)  # long, and with it longcot, is to be trained again
     assert StatesPlan(settings.plan(runs=[RUN])).remove_unneeded() == []
     assert list((settings.folder / "data/states/demo").glob("*/*")) == [settings.folder / longcot]
+
+
+def test_a_stage_is_trained_if_it_began_with_the_draft_that_is_there(settings: Settings) -> None:
+    """base was trained again, and the call stopped before long: what says long's own recipe is of the weights before. Where the
+    target lies is no matter.
+    """
+    frozen(settings, RUN, "base", "long", trained=True)
+    states = StatesPlan(settings.plan(runs=[RUN]))
+    long, folder = (RUN, "ttt", "long"), settings.folder / f"results/{RUN}/ttt"
+    assert states.is_trained(long)
+    write_json(folder / "base/draft_manifest.json", {"files": {"model.safetensors": {"sha256": "now"}}})
+    recipe = plain(states.plan.configs[long].recipe)
+    for begun_with, source, trained in (("then", "build", False), ("now", "build", True), ("now", "/elsewhere", True)):
+        moved = recipe | {"model": recipe["model"] | {"source": source}}
+        write_json(folder / "long/checkpoint.json", {"identity": {"recipe": moved, "init_weights": begun_with}})
+        assert states.is_trained(long) == trained
 
 
 @pytest.fixture(scope="module")

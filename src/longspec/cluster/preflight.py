@@ -31,7 +31,7 @@ from longspec.shown import one_line
 from longspec.slurm import own_job
 from longspec.train.estimate.memory import Setup, estimate, gib, memory_of, out_of_memory, peak, setup_of
 from longspec.train.estimate.plan import disk_bytes, read_target
-from longspec.train.stage_folder import trained_recipe
+from longspec.train.stage_folder import is_trained
 from longspec.train.trackers import is_installed
 
 OK, WARN, FAIL = "ok", "warn", "fail"
@@ -173,7 +173,7 @@ def check_needs(
     except ValueError as error:
         where = f"stage {name}: " if name else ""
         return {"memory": Finding(FAIL, f"{where}{error}"), "disk": check_disk(out, 0)}
-    unfinished = [setup for name, (_, setup) in needs.items() if trained_recipe(out / name) != plain(stages[name][0])]
+    unfinished = [setup for name, (_, setup) in needs.items() if not is_trained(out / name, plain(stages[name][0]))]
     disk = check_disk(out, sum(map(disk_bytes, unfinished)))
     return {"memory": check_memory(facts, needs), "disk": disk}
 

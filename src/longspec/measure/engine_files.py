@@ -36,7 +36,7 @@ def served_target(path: str, dtype: torch.dtype, device: torch.device) -> Any:
 def settings_of_drafter(options: Namespace, recipe: Any, vocabulary: DraftVocabulary | None) -> tuple[Any, Any]:
     """Return a drafter's method and settings: the recipe's, or those beside its weights if it is not that recipe's stage.
 
-    options: of evaluate.
+    A method with a vocabulary of its own always takes the recipe's. options: of evaluate.
     """
     method, settings = method_of(recipe, vocabulary)
     is_stage = options.drafter in (UNTRAINED, recipe.stage)

@@ -1,5 +1,6 @@
 """Read draft folders and weight files of any method: where the weights are, and what config.json says."""
 
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from shlex import join
@@ -39,6 +40,13 @@ def draft_weights_file(path: str | Path) -> Path:
 def draft_manifest(folder: Path) -> Path:
     """Return the path of a draft folder's manifest: next to it, since the folder holds only what is published."""
     return folder.parent / f"{folder.name}_manifest.json"
+
+
+def weights_hash(folder: Path) -> str | None:
+    """Return the hash of a draft folder's weights as its manifest tells it; None if the folder has no manifest yet."""
+    with suppress(OSError, ValueError, KeyError):
+        return str(read_json(draft_manifest(folder))["files"]["model.safetensors"]["sha256"])
+    return None
 
 
 def write_draft_manifest(folder: Path) -> None:

@@ -105,11 +105,17 @@ def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield slot.parent, read_manifest(slot)
 
 
-def trained_recipe(folder: Path) -> dict[str, Any] | None:
-    """Return the recipe with which a stage has been trained to its end; None if its checkpoint.json is missing or damaged."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return dict(read_json(folder / CHECKPOINT)["identity"]["recipe"])
-    return None
+def is_trained(folder: Path, recipe: dict[str, Any], begun_with: str | None = None) -> bool:
+    """Tell whether a stage has been trained to its end with a recipe, which may name another place of the target.
+
+    begun_with: the hash of the weights that it must have begun with; None: any. A damaged checkpoint.json counts as none.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        identity = read_json(folder / CHECKPOINT)["identity"]
+        same_target = {"target": True}  # the trainer compares its hash
+        differing = changes({"recipe": identity["recipe"]} | same_target, {"recipe": recipe} | same_target)
+        return not differing and begun_with in (None, identity["init_weights"])
+    return False
 
 
 class Status:

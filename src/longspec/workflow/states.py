@@ -13,6 +13,7 @@ from longspec import methods
 from longspec.atomic_files import sha256_text
 from longspec.config import OFFLINE, plain, yaml_files
 from longspec.config.schema import mix_of
+from longspec.methods.draft_files import weights_hash
 from longspec.train import stage_folder
 from longspec.workflow import paths
 from longspec.workflow.choices import Stage
@@ -104,11 +105,13 @@ class StatesPlan:
 
     def is_trained(self, stage: Stage) -> bool:
         """Tell whether a stage and all before it are trained, with their current recipes."""
-        stages = self.plan.stages_of(*stage[:2])
+        stages, weights = self.plan.stages_of(*stage[:2]), None
         for each in stages[: stages.index(stage) + 1]:
+            folder = Path(paths.stage_folder(*each))
             # Not by dates: a recipe that was edited and frozen, and is edited back, was trained all the same.
-            if stage_folder.trained_recipe(Path(paths.stage_folder(*each))) != plain(self.plan.configs[each].recipe):
+            if not stage_folder.is_trained(folder, plain(self.plan.configs[each].recipe), weights):
                 return False
+            weights = weights_hash(folder / "draft")
         return True
 
     @property
@@ -142,7 +145,7 @@ class StatesPlan:
         if self.plan.settings.get("keep_states") or not self.readers:
             return []
         frozen = {each.parent: yaml_files.read(each) for each in Path("results").glob("*/*/*/recipe.yaml")}
-        begun = [recipe for folder, recipe in frozen.items() if recipe != stage_folder.trained_recipe(folder)]
+        begun = [recipe for folder, recipe in frozen.items() if not stage_folder.is_trained(folder, recipe)]
         needed = [(recipe["model"]["name"], recipe.get("states")) for recipe in begun]
         removed = []
         for folder, readers in self.readers.items():

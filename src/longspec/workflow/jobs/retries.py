@@ -51,11 +51,14 @@ def reason_to_give_up(stage: Path, log: Path, began: float) -> str:
 
 
 def last_fruitful(rule: str, attempt: int, output: Path, seen: Seen) -> int:
-    """Return the last attempt of a job that resumes after which more was saved, 0 for none. seen: of all such jobs; updated."""
+    """Return the last attempt of a job that resumes after which more was saved than ever in this call, 0 for none.
+
+    seen: of all such jobs; updated.
+    """
     saved = sum(path.stat().st_size for path in output.parent.glob(SAVED[rule].format(output.stem)))
-    before, last = seen.get(output, (0, 0))
-    seen[output] = saved, attempt if saved > before else last  # less: lines made otherwise were set aside
-    return seen[output][1]
+    if saved > seen.get(output, (0, 0))[0]:
+        seen[output] = saved, attempt
+    return seen.get(output, (0, 0))[1]
 
 
 def retries(rule: str, allowed: int, attempt: int, output: Path, log: Path, began: float, seen: Seen) -> tuple[int, int, str]:
