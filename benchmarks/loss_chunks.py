@@ -20,9 +20,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.peak import best, measure
+from longspec.distributed import processor_name
 from longspec.models import losses
 from longspec.models.teachers import DenseTeacher
-from longspec.process_group import processor_name
 
 RESULTS = Path(__file__).parent / "results"
 CHUNKS = {"cpu": (16, 64, 128, 256, 512, 1024), "cuda": (64, 128, 256, 512, 1024, 2048, 4096)}  # tokens

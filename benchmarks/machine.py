@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import write_json
-from longspec.process_group import processor_name
+from longspec.distributed import processor_name
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"

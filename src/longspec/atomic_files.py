@@ -27,6 +27,11 @@ def sha256_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def sha256_json(content: Any) -> str:
+    """Return the SHA-256 of JSON, in hexadecimal; the order of keys is no matter."""
+    return sha256_text(json.dumps(content, sort_keys=True))
+
+
 def fsync_path(path: Path) -> None:
     """Flush a file or a folder entry to the disk."""
     descriptor = os.open(path, os.O_RDONLY)

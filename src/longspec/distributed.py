@@ -1,16 +1,18 @@
-"""A job's processes: their ranks, each one's share of a batch, rank 0's log, and how they end.
+"""A job's processes: their ranks, each one's share of a batch, rank 0's log, the processor they run on, and how they end.
 
 Torch is imported only where several ranks share a result.
 """
 
 import ctypes
 import os
+import platform
 import signal
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
 
 from longspec import shown
@@ -68,6 +70,15 @@ def sharing_ranks(global_batch: int, nodes: int, ranks: int) -> int:
     if global_batch >= nodes * ranks:
         return ranks
     return max((few for few in range(1, ranks + 1) if global_batch % (nodes * few) == 0), default=ranks)
+
+
+def processor_name() -> str:
+    """Return the processor's name as Linux tells it, else its architecture."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def share_global_batch(global_batch: int, largest: int, world_size: int) -> tuple[int, int]:

@@ -4,13 +4,12 @@ A draft proposes tokens of its vocabulary only, the most frequent ones of its tr
 these files too.
 """
 
-import json
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import describe_files, read_json, sha256_text, write_json
+from longspec.atomic_files import describe_files, read_json, sha256_json, write_json
 
 COUNT_AGAIN = "count it again by python -m longspec.data vocabulary; a file of the workflow's: remove it, which then counts it"
 GIVE_OWN = "give the file that was counted for this target; a file of the workflow's: remove it, which then counts it again"
@@ -37,7 +36,7 @@ def tokenizer_files(folder: Path) -> list[str]:
 def tokenizer_hash(files: dict[str, Any]) -> str | None:
     """Return the hash of the tokenizer files in a tokenizer's or target's manifest; None if it lists none."""
     own = {name: files[name] for name in TOKENIZER_FILES if name in files}
-    return sha256_text(json.dumps(own, sort_keys=True)) if own else None
+    return sha256_json(own) if own else None
 
 
 def tokenizer_hash_of(folder: Path) -> str | None:
@@ -61,7 +60,7 @@ class DraftVocabulary:
     @property
     def hash(self) -> str:
         """Return the hash of ids, size and tokenizer; coverage is no part of it."""
-        return sha256_text(json.dumps([self.ids, self.size, self.tokenizer]))
+        return sha256_json([self.ids, self.size, self.tokenizer])
 
     @property
     def low_coverage(self) -> str:

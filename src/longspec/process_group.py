@@ -1,12 +1,9 @@
 """The process group of a job's ranks: nccl on GPUs, gloo on CPUs."""
 
 import os
-import platform
 import socket
 import sys
-from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,15 +22,6 @@ def own_device(ranks: Ranks) -> torch.device:
             f"node's driver and at the build of torch, or set {ON_PROCESSORS}=1 where the jobs start"
         )
     return torch.device("cuda", ranks.local_rank) if torch.cuda.is_available() else torch.device("cpu")
-
-
-def processor_name() -> str:
-    """Return the processor's name as Linux tells it, else its architecture."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
 
 
 def join(ranks: Ranks, timeout_minutes: float) -> torch.device:

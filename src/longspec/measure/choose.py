@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from longspec import jsonl, shown
-from longspec.atomic_files import checked_file, sha256_text, write_json
+from longspec.atomic_files import checked_file, sha256_json, write_json
 from longspec.data.read.records import Text, to_messages_or_text
 from longspec.measure import lines
 from longspec.measure.estimates import FEWEST, acceptance, difference, drafted
@@ -64,7 +64,7 @@ def _key(record: Row, seed: int) -> str:
     """Return a hash of the seed and a record's text or messages."""
     document = to_messages_or_text(record, unanswered=True)
     content = document.text if isinstance(document, Text) else document.messages
-    return sha256_text(json.dumps([seed, content], sort_keys=True))
+    return sha256_json([seed, content])
 
 
 def choice(measured: Mapping[str, Evaluation], settings: Settings, records: Records) -> Row:

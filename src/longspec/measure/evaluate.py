@@ -23,7 +23,7 @@ from longspec.decode.drafters import Drafter
 from longspec.decode.generate import load_drafter
 from longspec.decode.lookup import LookupDrafter, WithLookup
 from longspec.decode.texts import ends_of_text
-from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log
+from longspec.distributed import ALONE, Ranks, end_at_once, launched_ranks, log, processor_name
 from longspec.draft_vocabulary import DraftVocabulary, tokenizer_hash
 from longspec.engines import ENGINES, OURS
 from longspec.families import position_limit
@@ -36,7 +36,7 @@ from longspec.measure.served import PLAIN, RefusedError, ServedMeasurer
 from longspec.methods import decoded_vocabulary
 from longspec.models.attention import flash
 from longspec.models.target import join_ranks, place_target, resolve_dtype, within_memory
-from longspec.process_group import own_device, processor_name
+from longspec.process_group import own_device
 from longspec.shown import named_path
 from longspec.states.forward import TargetStates
 

@@ -1,10 +1,9 @@
 """Read a target's config.json without running code from its folder, and hash its files. No torch: fetching has none."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from longspec.atomic_files import read_json, sha256_text
+from longspec.atomic_files import read_json, sha256_json
 from longspec.families import check_family
 
 CONFIG = "config.json"
@@ -12,7 +11,7 @@ CONFIG = "config.json"
 
 def target_hash(manifest: Path) -> str:
     """Return the hash of a target's files alone; its manifest also holds their place and how long training took."""
-    return sha256_text(json.dumps(read_json(manifest)["files"], sort_keys=True))
+    return sha256_json(read_json(manifest)["files"])
 
 
 def read_target_config(target: str | Path) -> Any:

@@ -19,13 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from longspec.atomic_files import checked_folder, new_file, remove_strays, write_json
+from longspec.atomic_files import checked_folder, new_file, remove_strays, sha256_json, write_json
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log, of_first_rank
 from longspec.methods import vocabulary_for
 from longspec.models.target import resolve_dtype
-from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, encode, hash_of, top_k_of
+from longspec.states.declaration import SCALE, RowSource, bytes_a_token, checked_config, declare, encode, top_k_of
 from longspec.states.forward import TargetStates
 from longspec.states.load import SHARD, load_states, part_name
 from longspec.states.tensors import BEST_TOKEN, FINAL, TOP, TOP_TOKENS
@@ -97,7 +97,7 @@ class Computation:
 
 def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Path:
     """Build a shard in a folder; all ranks call this. Return the path of its shard.json, which is written last."""
-    whole_hash, began = hash_of(computation.declaration), time.monotonic()
+    whole_hash, began = sha256_json(computation.declaration), time.monotonic()
     # Parts have about equal numbers of rows, independent of the micro batch, so that it may change.
     bytes_of_rows = len(rows) * bytes_a_token(computation.stored) * computation.source.sequence_length
     each = max(1, ceil(len(rows) / max(1, ceil(bytes_of_rows / PART_BYTES))))

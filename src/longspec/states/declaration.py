@@ -8,7 +8,6 @@ vocabulary, V the tokens that the distributions are over, k likeliest of them.
 """
 
 import hashlib
-import json
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
@@ -19,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longspec.atomic_files import sha256_text
 from longspec.data.pack.arrow_shards import PackedRows, Row, stacked
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.families import position_limit
@@ -81,11 +79,6 @@ def stored_tensors(config: Any, reads: Sequence[str], dtype: str, top_k: int | N
 def bytes_a_token(tensors: Tensors) -> int:
     """Return the bytes of one token in the files; their headers add far less than a thousandth."""
     return sum(DTYPES[dtype].itemsize * prod(shape) for dtype, *shape in tensors.values())
-
-
-def hash_of(plain: Any) -> str:
-    """Return a hash of a declaration, or of another JSON value."""
-    return sha256_text(json.dumps(plain, sort_keys=True))
 
 
 def checked_config(target_path: str, recipe: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from longspec.atomic_files import named_folder, sha256_file
+from longspec.atomic_files import named_folder, sha256_file, sha256_json
 from longspec.config import OFFLINE, plain
 from longspec.config.schema import mix_of, mix_told, shares_of
 from longspec.data.pack.arrow_shards import PackedRows, Row
@@ -16,7 +16,7 @@ from longspec.draft_vocabulary import DraftVocabulary
 from longspec.methods import method_of, vocabulary_for
 from longspec.methods.draft_files import draft_weights_file
 from longspec.models.target_config import read_target_config, target_hash
-from longspec.states.declaration import RowSource, checked_config, declare, hash_of
+from longspec.states.declaration import RowSource, checked_config, declare
 from longspec.states.load import Place, find_rows, load_states
 from longspec.train.arguments import Job
 
@@ -55,7 +55,7 @@ def identity_of(
     if rows.replayed:
         found["replayed"] = {name: each.data_hash for name, each in rows.replayed.items()}
     if stored is not None:
-        hashes = [{"declaration": hash_of(each), "left_out": {}} for each in stored.trained]
+        hashes = [{"declaration": sha256_json(each), "left_out": {}} for each in stored.trained]
         found["states"] = rows.of_own(hashes[: len(rows.own)])
         if rows.replayed:
             found["replayed_states"] = dict(zip(rows.replayed, hashes[len(rows.own) :], strict=True))

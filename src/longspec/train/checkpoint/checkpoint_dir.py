@@ -4,7 +4,6 @@ A checkpoint is written to a folder next to them; one rename commits it, and onl
 newest. No torch: what reads a slot's manifest needs none.
 """
 
-import json
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pathlib import Path
 from shlex import join
 from typing import Any
 
-from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_text
+from longspec.atomic_files import check_files, fsync_path, read_json, remove, sha256_json
 from longspec.distributed import log
 
 CHECKPOINTS = "checkpoints"  # name of the slots' folder inside a stage's
@@ -42,7 +41,7 @@ def rotate(folder: Path, beside: Path) -> None:
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with a hash of its content added."""
-    return content | {SEAL: sha256_text(json.dumps(content, sort_keys=True))}
+    return content | {SEAL: sha256_json(content)}
 
 
 def read_manifest(slot: Path) -> dict[str, Any]:
