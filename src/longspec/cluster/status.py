@@ -88,7 +88,7 @@ def main(argv: list[str]) -> int:
     stages = find(results, jobs)
     if not stages:
         print(
-            f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: snakemake --profile slurm final_draft;"
+            f"{results}: no stage in it yet (no folder with a recipe.yaml). To start: longspec train mine.yaml --profile slurm;"
             " for another folder: --results FOLDER"
         )
         return 0

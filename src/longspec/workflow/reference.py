@@ -34,6 +34,10 @@ complete and check a run's file. `longspec new` writes the first line that VS Co
 `# yaml-language-server: $schema=/path/to/longspec/config/run.schema.json`.
 
 One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
+
+The column `default` shows the type's default. A stage begins with a file of `config/stage/`, whose values hold in place of it: a
+run with one data set begins with `config/stage/train.yaml`. Where `evaluation` and `gates` show no default, the value is in
+`config/workflow.yaml`.
 """
 
 
@@ -65,6 +69,9 @@ def run_schema() -> Node:
 def page() -> str:
     """Return docs/configuration.md: a table of keys for each section."""
     run, workflow = run_schema(), schema_of(WorkflowFile)
+    for name in ("Evaluation", "Gates"):
+        for key in run["$defs"][name]["properties"].values():
+            key.setdefault("default", "")  # config/workflow.yaml has its value
 
     def table(title: str, name: str, prefix: str = "", closed: Set[str] = frozenset()) -> list[str]:
         return [f"## {title}\n", *_lines(_rows(run["$defs"][name], run, prefix, closed))]
