@@ -105,7 +105,7 @@ def make(folder: str, inside: Inside) -> dict[str, Function]:
     inside.watch_model(assistant)
     for name in ("logits", "_take_in", "begin"):
         inside.watch_call(drafter, name)
-    lookup = LookupDrafter(NGRAM)
+    lookup = LookupDrafter()
     settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
     return {
         "ours": lambda **ids: generate(target, **ids, draft=drafter, shape=CHAIN, **settings),

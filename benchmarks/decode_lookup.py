@@ -95,7 +95,7 @@ def call(target: Any, outside: Outside, way: str, ids_BT: torch.Tensor) -> tuple
     settings = {"attention_mask": torch.ones_like(ids_BT), "max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0}
     outside.look()
     if way == "ours":
-        text_BT = generate(target, ids_BT, draft=LookupDrafter(NGRAM), shape=CHAIN, **settings)
+        text_BT = generate(target, ids_BT, draft=LookupDrafter(), shape=CHAIN, **settings)
     else:
         text_BT = target.generate(ids_BT, prompt_lookup_num_tokens=CHAIN, max_matching_ngram_size=NGRAM, **settings)
     count, times = outside.look()
@@ -125,7 +125,7 @@ def rounds(target: Any, outside: Outside, prompt: list[int]) -> tuple[Times, Tim
     looks = []
     outside.look()
     settings = {"max_new_tokens": NEW, "shape": CHAIN, "on_tokens": lambda *_: looks.append(outside.look())}
-    speculate(target, LookupDrafter(NGRAM), [prompt], **settings)
+    speculate(target, LookupDrafter(), [prompt], **settings)
     (_, begin), *each = looks
     return begin, {name: sum(times[name] for _, times in each) / len(each) for name in CLOCKS}
 

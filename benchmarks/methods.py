@@ -39,6 +39,7 @@ from longspec.workflow import paths
 GLIDE, EAGLE3, WINDOW, DFLASH = "GLIDE", "EAGLE-3", "EAGLE-3, window", "DFlash"
 CELLS = machine.RESULTS / "methods.jsonl"
 COPY = WorkflowCopy(machine.WORK / "methods")
+FOLDERS = [EXPERIMENTS, CONFIG_DIR]  # of runs
 ENGINES = "engines"  # in place of a method: a line of what engines make of a seed's drafts
 
 
@@ -83,7 +84,7 @@ def identity(size: str, method: str, seed: int) -> Cell:
     """The fields that a cell is known by; `decided_by`: a hash of the recipes, but for the seed, and of what is measured."""
     run, variant = SIZES[size].run, SIZES[size].variants[method]
     configs = [compose_stage(run, variant, stage, EXPERIMENTS) for stage in stages_of(run, EXPERIMENTS)]
-    said = read_run(run, [EXPERIMENTS, CONFIG_DIR]).says.evaluation
+    said = read_run(run, FOLDERS).says.evaluation
     asked = {key: said[key] for key in said if key != "bench"}  # which is measured by no cell
     decided = json.dumps([*(to_yaml(config.recipe) for config in configs), asked, *SIZES[size].config], sort_keys=True)
     return {"size": size, "method": method, "seed": seed, "decided_by": sha256_text(decided)[:16]}
@@ -199,8 +200,13 @@ def is_current(cell: Cell) -> bool:
 
 
 def current() -> list[Cell]:
-    """The cells of the file that were made of what their recipes and tasks are now."""
-    return [cell for cell in jsonl.read(CELLS) if is_current(cell)] if CELLS.is_file() else []
+    """The cells of the file that were made of what their recipes and tasks are now, with each task's data set."""
+    cells = [cell for cell in jsonl.read(CELLS) if is_current(cell)] if CELLS.is_file() else []
+    for cell in cells:
+        tasks = read_run(SIZES[cell["size"]].run, FOLDERS).says.evaluation["tasks"]
+        for row in cell.get("acceptance", []):
+            row["data"] = tasks[row["task"]]["data"]
+    return cells
 
 
 def main() -> None:

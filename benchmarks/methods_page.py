@@ -1,7 +1,7 @@
 """The page of draft methods at equal cost, and its numbers: out of the cells of methods.py.
 
-An interval is over records: what a prompt's record brings from several seeds is one observation. What seeds make differ, each
-seed's own figures show.
+An interval is over records: what a record brings from several seeds, and in several tasks, is one observation. What seeds make
+differ, each seed's own figures show.
 """
 
 import json
@@ -18,14 +18,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import machine
 from benchmarks.cells import Cell
 from longspec.atomic_files import write_text
-from longspec.measure.estimates import estimate
+from longspec.measure.estimates import FEWEST, estimate
 from longspec.report.page import environment
 from longspec.report.plots import draw_line
 from longspec.report.serves import TITLES
 from longspec.report.style import COLOUR, panels, quiet, to_svg
 
 Row = dict[str, Any]
-Counts = dict[tuple[str, int], tuple[float, float]]  # by task and record: new tokens, rounds
+Counts = dict[tuple[str, str, int], tuple[float, float]]  # by task, data set and record: new tokens, rounds
 ALL = "all"
 
 
@@ -34,16 +34,22 @@ def counts_of(cells: Sequence[Cell], shape: Any, task: str = ALL) -> Counts:
     sums: Counts = {}
     for row in (row for cell in cells for row in cell["acceptance"] if row["shape"] == shape and task in (row["task"], ALL)):
         for record, new, rounds in row["prompts"]:
-            before = sums.get((row["task"], record), (0, 0))
-            sums[row["task"], record] = (before[0] + new, before[1] + rounds)
+            key = (row["task"], row["data"], record)
+            before = sums.get(key, (0, 0))
+            sums[key] = (before[0] + new, before[1] + rounds)
     return {key: (new, rounds) for key, (new, rounds) in sums.items() if rounds}
 
 
-def tokens_a_round(counts: Counts, less: Counts | None = None) -> dict[str, float]:
-    """Return tokens a round over the records; of two methods their difference over the records that both have."""
+def tokens_a_round(counts: Counts, less: Counts | None = None) -> dict[str, Any]:
+    """Return tokens a round over the records; of two methods their difference over the records that both have.
+
+    Below FEWEST records there is no interval.
+    """
     keys = sorted(counts if less is None else counts.keys() & less.keys())
     ratios = [tuple(zip(*(held[key] for key in keys), strict=True)) for held in (counts, less) if held is not None]
-    return estimate(*ratios, strata_N=[task for task, _ in keys])
+    texts = list(dict.fromkeys(key[1:] for key in keys))
+    found: Row = estimate(*ratios, strata_N=[key[0] for key in keys], texts_N=[texts.index(key[1:]) for key in keys])
+    return found if len(texts) >= FEWEST else found | {"low": None, "high": None}
 
 
 def method_row(cells: Sequence[Cell], first: Sequence[Cell], times: Mapping[str, Row] | None) -> Row:

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from real_llm_served import DATA, MODEL, RUNS, SHOWN, STAGE, THREADS, apart
+from real_llm_served import DATA, MODEL, RUNS, SHOWN, STAGE, THREADS, apart, recipe_of
 
 from longspec import jsonl
 from longspec.measure.lines import summarize
 
-RUN = "smollm2-eagle3"
+RUN, PRECISION = "smollm2-eagle3", "bf16"
 WINDOW, NEW_TOKENS = 512, 96
 SETTINGS = {
     "new_tokens": NEW_TOKENS,
@@ -30,7 +30,6 @@ SETTINGS = {
     "temperatures": [0],
     "shapes": [3],
     "seed": 2,
-    "precision": "bf16",
     "tasks": {"questions": {"data": DATA, "context": [16, WINDOW - NEW_TOKENS - 8], "whole_questions": True}},
 }
 WORK = machine.WORK / "real_llm_engines"
@@ -81,7 +80,7 @@ def measure(cell: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[d
     folder, vocabulary = RUNS[RUN]
     out = WORK / f"{cell.replace(' ', '_')}-{settings['prompts']}.jsonl"
     inputs = ["--target", f"{MODEL}/target_manifest.json", "--raw", f"{DATA}=data/raw/{DATA}/manifest.json"]
-    draft = ["--drafter", STAGE, "--draft", f"{folder}/{STAGE}/draft", "--recipe", f"{folder}/{STAGE}/recipe.yaml"]
+    draft = ["--drafter", STAGE, "--draft", f"{folder}/{STAGE}/draft", "--recipe", recipe_of(RUN, PRECISION)]
     words = [*inputs, *draft, "--vocabulary", f"{folder}/{vocabulary}", *served(cell), "--settings", json.dumps(settings)]
     once(out, lambda: command("-m", "longspec.measure", "evaluate", *words, "--out", str(out)))
     lines = [line | {"context_tokens": 0} for line in jsonl.read(out)]  # one row for prompts of every length
@@ -103,7 +102,7 @@ def main() -> None:
         cell: apart(lines, own_lines, ours["acceptance_length"]) for cell, (_, lines) in found.items() if lines is not own_lines
     }
     raw = json.loads(Path(f"data/raw/{DATA}/manifest.json").read_text(encoding="utf-8"))
-    settings |= {"threads": THREADS, "run": RUN, "trained_questions": raw["records"]["train"]}
+    settings |= {"precision": PRECISION, "threads": THREADS, "run": RUN, "trained_questions": raw["records"]["train"]}
     cells = {cell: row for cell, (row, _) in found.items()}
     machine.write("real_llm_engines", {"machine": description, "settings": settings, "engines": cells, "apart": between})
     print(json.dumps(between))

@@ -20,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import machine
+import yaml
 
 from longspec import jsonl
+from longspec.config import yaml_files
 from longspec.measure.estimates import estimate
 from longspec.measure.lines import summarize
 
@@ -46,17 +48,24 @@ RESULTS = {"bf16": "real_llm_served", "fp32": "real_llm_served_fp32"}
 SHOWN = ("acceptance_length", "position_acceptance", "tokens_per_second", "tokens_per_second_plain", "mismatches", "near_ties")
 
 
-def measure(run: str, engine: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def recipe_of(run: str, precision: str) -> str:
+    """Write a run's recipe with another precision, which is that of the evaluation; return its path."""
+    made = machine.WORK / f"real_llm_served/{run}_{precision}.yaml"
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(yaml.safe_dump(yaml_files.read(Path(RUNS[run][0], STAGE, "recipe.yaml")) | {"precision": precision}))
+    return str(made)
+
+
+def measure(run: str, engine: str, precision: str, settings: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return an engine's figures of a run's draft, over all prompts, and its line of each."""
     folder, vocabulary = RUNS[run]
     out = machine.WORK / f"real_llm_served/{run}_{engine}.jsonl"
     out.unlink(missing_ok=True)
-    out.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(
         [
             *(sys.executable, "-m", "longspec.measure", "evaluate", "--engine", engine, "--settings", json.dumps(settings)),
             *("--target", f"{MODEL}/target_manifest.json", "--raw", f"{DATA}=data/raw/{DATA}/manifest.json"),
-            *("--drafter", STAGE, "--draft", f"{folder}/{STAGE}/draft", "--recipe", f"{folder}/{STAGE}/recipe.yaml"),
+            *("--drafter", STAGE, "--draft", f"{folder}/{STAGE}/draft", "--recipe", recipe_of(run, precision)),
             *(("--vocabulary", f"{folder}/{vocabulary}") if vocabulary else ()),
             *("--out", str(out)),
         ],
@@ -85,14 +94,14 @@ def main() -> None:
     parser.add_argument("--result", metavar="NAME", help="of the file to write; default: by the precision")
     options = parser.parse_args()
     precision, run = options.precision, options.run
-    settings = SETTINGS | {"precision": precision, "prompts": PROMPTS[precision]}
+    settings = SETTINGS | {"prompts": PROMPTS[precision]}
     description = machine.describe(("torch", "transformers"))
-    (ours, own_lines), (theirs, their_lines) = (measure(run, engine, settings) for engine in ("longspec", "vllm"))
+    (ours, own_lines), (theirs, their_lines) = (measure(run, engine, precision, settings) for engine in ("longspec", "vllm"))
     between = apart(their_lines, own_lines, ours["acceptance_length"])
     holds = {"acceptance": abs(between["mean"]) <= MOST_APART}
     engines = {"longspec": ours, "vllm": theirs}
     raw = json.loads(Path(f"data/raw/{DATA}/manifest.json").read_text(encoding="utf-8"))
-    settings |= {"threads": THREADS, "run": run, "trained_questions": raw["records"]["train"]}
+    settings |= {"precision": precision, "threads": THREADS, "run": run, "trained_questions": raw["records"]["train"]}
     numbers = {"machine": description, "settings": settings, "engines": engines, "apart": between, "holds": holds}
     machine.write(options.result or RESULTS[precision], numbers)
     print(json.dumps(between | holds))

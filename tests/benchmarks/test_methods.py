@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from scipy.special import stdtrit
 
 from benchmarks import methods, methods_page
 from benchmarks.cells import Cell, fill
@@ -33,7 +34,7 @@ def cell(method: str, seed: int, lines: list[dict[str, Any]], seconds: float = 1
         "seed": seed,
         "training": {"base": methods.trained(steps), "longcot": methods.trained(steps)},
         "bytes_a_token": {"whole": 10, "top_64": 5},
-        "acceptance": methods.measured(lines),
+        "acceptance": [row | {"data": "stdlib"} for row in methods.measured(lines)],
     }
 
 
@@ -67,6 +68,21 @@ def test_a_page_tells_lengths_and_paired_differences_of_all_seeds() -> None:
     cells = [cell(methods.GLIDE, seed, drawn(seed, kept)) for seed, kept in ((1, 2), (2, 4))]
     told = methods_page.numbers_of([*cells, cell(methods.WINDOW, 2, drawn(2, 4))], [])  # a difference is of the seeds of both
     assert told["methods"][methods.WINDOW]["lengths"][0]["differences"]["all"]["mean"] == 0
+
+
+def test_a_text_in_two_tasks_counts_once_and_few_texts_have_no_interval() -> None:
+    of_task = {record: (1.0 + record % 3, 1.0) for record in range(12)}
+
+    def interval(data: tuple[str, str]) -> Any:
+        counts = {(task, name, record): held for task, name in zip("ab", data, strict=True) for record, held in of_task.items()}
+        return methods_page.tokens_a_round(counts)
+
+    once, apart = interval(("one", "one")), interval(("one", "other"))
+    # Twice the same: as wide as of one task. Apart the variance halves, and there are 22 degrees of freedom in place of 11.
+    width = (apart["high"] - apart["low"]) * 2**0.5 * stdtrit(11, 0.975) / stdtrit(22, 0.975)
+    assert (once["mean"], once["high"] - once["low"]) == (apart["mean"], pytest.approx(width))
+    few = methods_page.tokens_a_round({("a", "one", record): (2.0, 1.0) for record in range(methods_page.FEWEST - 1)})
+    assert few == {"mean": 2.0, "low": None, "high": None}
 
 
 def test_an_engine_stands_behind_our_loop_on_its_own_tasks_with_all_that_it_lacks() -> None:

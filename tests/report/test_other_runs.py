@@ -122,7 +122,8 @@ HIGH = {"base": 0.99, "long": 0.98, "longcot": 0.97}
 def write_eagle3(folder: Path, coverage: dict[str, float]) -> list[str]:
     """The tiny run, trained by EAGLE-3; the report's command line."""
     arguments = write_tiny(folder)
-    path = make_eagle3(folder / "results/base", coverage)
+    path, long = make_eagle3(folder / "results/base", coverage), folder / "results/base/long/recipe.yaml"
+    long.write_text(long.read_text().replace("draft:\n", "draft:\n  loss: lk\n"))
     return [*arguments, "--vocabulary", str(path)]
 
 
@@ -139,6 +140,7 @@ def test_its_own_settings_and_counts(tmp_path: Path, all_tokens: float, capsys: 
     parser, _, text = read_page(tmp_path)
     rows = {row[0]: row[1:] for row in parser.rows("Setting", "base", "long", "longcot")}
     assert rows["chain"] == [f"{steps} steps, weighted 0.8^i" for steps in (2, 3, 4)]
+    assert rows["loss"] == ["soft", "lk", "soft"]
     assert "lag" not in rows
     assert rows["no loss: the target prefers a token outside the draft vocabulary"] == [
         "1,400",

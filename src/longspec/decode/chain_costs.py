@@ -97,11 +97,11 @@ def _by_rate(target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str
     # A draft is known by its acceptance: the counts are its own.
     known = (tuple(way.key for way in ways), drafter.proposed, drafter.copied, drafter.acceptance, machine, *sampling.items())
     key, of_target = (hour, *known), _known.setdefault(target, {})
-    if key not in of_target:
-        for old in [each for each in of_target if each[0] != hour]:
-            del of_target[old]
-        of_target[key] = _costs(target, start, ways, sampling)
-    costs = [of_target[key][way.key] for way in ways]
+    if (found := of_target.get(key)) is None:
+        for old in [each for each in list(of_target) if each[0] != hour]:  # other threads may do so too
+            of_target.pop(old, None)
+        found = of_target[key] = _costs(target, start, ways, sampling)
+    costs = [found[way.key] for way in ways]
     timed = [replace(way, shape=shape, seconds=seconds) for way, (shape, seconds) in zip(ways, costs, strict=True)]
     return sorted(timed, key=lambda way: (-way.tokens / way.seconds, size_of(way.shape)))
 

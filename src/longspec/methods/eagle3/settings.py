@@ -163,11 +163,8 @@ def stored(recipe: Any) -> str:
 def told(recipe: Any) -> list[Row]:
     """Return a report's rows: the layers that are read, the draft vocabulary, and the chain that is trained."""
     chain = f"{recipe.draft.steps} steps, weighted {recipe.draft.decay:g}^i"
-    # Drafts made elsewhere often have other norms than our defaults.
-    rows: list[Row] = [(("draft.steps", "draft.decay"), "chain", chain)]
-    if recipe.draft.loss != SOFT:
-        rows.append((("draft.loss",), "loss", recipe.draft.loss))
-    return told_of_layers(recipe.method, rows, NORMS[2:])
+    rows: list[Row] = [(("draft.steps", "draft.decay"), "chain", chain), (("draft.loss",), "loss", recipe.draft.loss)]
+    return told_of_layers(recipe.method, rows, NORMS[2:])  # drafts made elsewhere often have other norms than our defaults
 
 
 def soft_labels(recipe: Any) -> bool:
