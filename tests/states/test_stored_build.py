@@ -1,13 +1,17 @@
 """Building a shard: goes on where it was, and takes nothing for done that is not."""
 
 import itertools
+import shutil
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from longspec.atomic_files import describe_files, read_json, write_json
+from longspec.data.pack.arrow_shards import PackedRows
+from longspec.distributed import ALONE
 from longspec.states import build as building
 from longspec.states.load import StoredStates, find_rows
 from tests.refusals import refused
@@ -61,6 +65,18 @@ def test_a_killed_builder_computes_again_only_what_was_in_work(
     assert files(killed.folder) == whole
     assert len(list(out.glob("*rows-*"))) == len(whole) - 1
     assert killed.batches == glide.batches - 3 * after
+
+
+def test_rows_of_another_machines_precision_are_removed_with_their_folder_alone(glide: Stored) -> None:
+    """A node without bfloat16 must not undo days of one that has it."""
+    out, other = glide.build().parent, copy(glide.computation())
+    rows, before = building.rows_of(out, PackedRows(glide.data))[1], files(glide.folder)
+    other.declaration = other.declaration | {"computed_in": "torch.bfloat16"}
+    with refused(out, "torch.float32", "torch.bfloat16", f"rm -r {out}"):
+        building.build(out, other, rows, ALONE)
+    assert files(glide.folder) == before
+    shutil.rmtree(out)
+    assert read_json(building.build(out, other, rows, ALONE))["declaration"] == other.declaration
 
 
 def test_missing_and_cut_parts_are_named_and_they_alone_are_made_again(glide: Stored) -> None:

@@ -9,6 +9,8 @@ import pytest
 
 from longspec.atomic_files import write_json
 from longspec.config import CONFIG_DIR, compose_stage, plain, to_yaml
+from longspec.train import stage_folder
+from longspec.train.checkpoint.checkpoint_dir import seal
 from longspec.workflow.states import StatesPlan
 from tests.workflow.planning import FILE, Settings, Workflow, build_all, copy_to
 
@@ -124,6 +126,18 @@ def test_a_stage_is_trained_if_it_began_with_the_draft_that_is_there(settings: S
         moved = recipe | {"model": recipe["model"] | {"source": source}}
         write_json(folder / "long/checkpoint.json", {"identity": {"recipe": moved, "init_weights": begun_with}})
         assert states.is_trained(long) == trained
+
+
+def test_a_trained_stage_is_known_by_its_last_checkpoint_and_by_the_precision_it_had(settings: Settings) -> None:
+    """Snakemake removes checkpoint.json before a job; one that was to find all trained may be stopped there."""
+    recipe, base = plain(compose_stage(RUN, "ttt", "base").recipe), settings.folder / "base"
+    bf16, fp32 = {"precision": "bf16"}, {"precision": "fp32"}
+    for step, had, now, trained in (
+        (9, {}, {}, False), (10, {}, {}, True), (10, {"seed": 7}, {}, False), (10, {}, bf16, True), (10, {}, fp32, False),
+    ):  # fmt: skip
+        identity = {"recipe": recipe | had, "init_weights": None, "dtype": "torch.bfloat16"}
+        write_json(base / "checkpoints/last/manifest.json", seal({"step": step, "steps": 10, "identity": identity}))
+        assert stage_folder.is_trained(base, recipe | now) == trained, (step, had, now)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from math import ceil
 from pathlib import Path
+from shlex import join
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Pat
     bytes_of_rows = len(rows) * bytes_a_token(computation.stored) * computation.source.sequence_length
     each = max(1, ceil(len(rows) / max(1, ceil(bytes_of_rows / PART_BYTES))))
     parts = [rows[start : start + each] for start in range(0, len(rows), each)]
-    missing = of_first_rank(lambda: _find_missing(out, parts, whole_hash), ranks)
+    missing = of_first_rank(lambda: _find_missing(out, parts, computation.declaration), ranks)
     with ThreadPoolExecutor(1) as pool:  # the target need not wait for the disk
         writing = pool.submit(lambda: None)
         for first in range(0, len(missing), ranks.world_size):
@@ -123,13 +124,23 @@ def build(out: Path, computation: Computation, rows: range, ranks: Ranks) -> Pat
     return out / SHARD
 
 
-def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]:
-    """Return the missing parts. Files of rows that belong to no part, or are not whole, are removed."""
+def _find_missing(out: Path, parts: list[range], declaration: dict[str, Any]) -> list[range]:
+    """Return the missing parts. Files of rows that belong to no part, or are not whole, are removed.
+
+    Raises ValueError for files that differ in nothing but the precision that `auto` or `fastest` chose on another machine.
+    """
     out.mkdir(parents=True, exist_ok=True)
     names = {part_name(part) for part in parts}
     remove_strays(*(out / name for name in names))
-    for path in out.glob("rows-*"):
-        if path.name not in names or not _is_whole(path, whole_hash):
+    found = {path: _declared(path) for path in out.glob("rows-*")}
+    for dtype in {str(torch.bfloat16), str(torch.float32)} - {declaration["computed_in"]}:
+        if sha256_json(declaration | {"computed_in": dtype}) in found.values():
+            raise ValueError(
+                f"{out}: its rows were computed in {dtype}, and recipe.precision chooses {declaration['computed_in']} on this "
+                f"machine; go on where it chooses the former, or begin anew after: {join(['rm', '-r', str(out)])}"
+            )
+    for path, of in found.items():
+        if path.name not in names or of != sha256_json(declaration):
             path.unlink()
     missing = [part for part in parts if not (out / part_name(part)).exists()]
     if missing:
@@ -138,11 +149,11 @@ def _find_missing(out: Path, parts: list[range], whole_hash: str) -> list[range]
     return missing
 
 
-def _is_whole(path: Path, whole_hash: str) -> bool:
-    """Tell whether a file is whole and holds states of this declaration. whole_hash: of the declaration."""
+def _declared(path: Path) -> str | None:
+    """Return the hash of the declaration of the states in a file; None if the file is not whole."""
     with suppress(SafetensorError), safe_open(path, framework="pt") as file:
-        return (file.metadata() or {}).get("declaration") == whole_hash
-    return False
+        return (file.metadata() or {}).get("declaration")
+    return None
 
 
 def _write(path: Path, tensors: dict[str, Tensor], whole_hash: str) -> None:

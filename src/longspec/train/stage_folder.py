@@ -6,6 +6,7 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 """
 
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from longspec.atomic_files import read_json, remove, sha256_file, write_json
 from longspec.config import differences, plain
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
-from longspec.train.checkpoint.checkpoint_dir import MANIFEST, SLOTS, find_slot, read_manifest
+from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS, MANIFEST, SLOTS, find_slot, read_manifest
 
 STATUS, CHECKPOINT, DRAFT = "status.json", "checkpoint.json", "draft"
 VERSIONS_OF = ("longspec", "torch", "transformers", "deepspeed", "numpy", "pyarrow", "tokenizers")
@@ -33,6 +34,8 @@ SAME_BY_HASH = {
     "recipe.method.vocabulary_from": "vocabulary",
     "recipe.precision": "dtype",
 }
+NAMED = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}  # of recipe.precision; the other values choose on the machine
+OF_PRECISION = {"dtype", "states", "replayed_states"}  # the identity's keys that follow from the machine's precision
 
 
 class NonRetryableError(ValueError):
@@ -64,19 +67,23 @@ def find_resumable(folder: Path, identity: dict[str, Any]) -> tuple[str, dict[st
 
     If the identity (recipe, data, target, initial weights, dtype) of a finished stage has changed, its checkpoints are set
     aside, never deleted; undoing an edit brings them back. Raises ValueError if the checkpoints of an unfinished stage have
-    another identity and none are to bring back: an edit must not throw away half a training.
+    another identity and none are to bring back: an edit must not throw away half a training. Nor does a machine that chooses
+    another precision: there a finished stage stays finished.
     """
     found = find_slot(folder)
     changed = changes(found[1]["identity"], identity) if found else []
     if found and not changed:
         return found
+    of_precision = "dtype" in (keys := {re.split("[.:]", line)[0] for line in changed}) and keys <= OF_PRECISION
     # If several kept folders have this identity, take the one with the most steps.
     held = [(manifest["step"], each) for each, manifest in set_aside(folder) if not changes(manifest["identity"], identity)]
     kept, told = max(held, default=(0, None))[1], ""
     if found:
         slot, manifest = found
+        if kept is None and of_precision and manifest["step"] == manifest["steps"]:
+            return found
         if kept is None and manifest["step"] < manifest["steps"]:
-            if all(line.startswith("dtype: ") for line in changed):
+            if of_precision:
                 raise ValueError(
                     f"{folder}: its checkpoints (step {manifest['step']} of {manifest['steps']}) are of another precision than "
                     f"recipe.precision chooses on this machine ({changed[0]}); go on where there is the one they were made with"
@@ -108,13 +115,19 @@ def set_aside(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 def is_trained(folder: Path, recipe: dict[str, Any], begun_with: str | None = None) -> bool:
     """Tell whether a stage has been trained to its end with a recipe, which may name another place of the target.
 
-    begun_with: the hash of the weights that it must have begun with; None: any. A damaged checkpoint.json counts as none.
+    begun_with: the hash of the weights that it must have begun with; None: any. Without checkpoint.json, which Snakemake
+    removes before a job, its last checkpoint tells; a damaged file tells nothing.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        identity = read_json(folder / CHECKPOINT)["identity"]
-        same_target = {"target": True}  # the trainer compares its hash
-        differing = changes({"recipe": identity["recipe"]} | same_target, {"recipe": recipe} | same_target)
-        return not differing and begun_with in (None, identity["init_weights"])
+        told = folder / CHECKPOINT
+        manifest = read_json(told) if told.exists() else read_manifest(folder / CHECKPOINTS / SLOTS[0])
+        identity = manifest["identity"]
+        same = {"target": True}  # the trainer compares its hash
+        if NAMED.get(recipe.get("precision")) == identity.get("dtype"):
+            same |= {"dtype": identity.get("dtype")}
+        differing = changes({"recipe": identity["recipe"]} | same, {"recipe": recipe} | same)
+        is_done = told.exists() or manifest["step"] == manifest["steps"]
+        return is_done and not differing and begun_with in (None, identity["init_weights"])
     return False
 
 

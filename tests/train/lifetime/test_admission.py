@@ -59,13 +59,18 @@ def test_the_same_target_or_draft_from_another_place_is_no_other_setting(tmp_pat
 
 
 def test_a_node_of_another_precision_leaves_the_checkpoints_to_the_next_one(tmp_path: Path) -> None:
-    """One whose GPU is missing computes in float32; another try may find what this one lacks."""
-    made = {"recipe": {"lr": 1}, "dtype": "torch.bfloat16"}
+    """One whose GPU is missing computes in float32; another try may find what this one lacks. Finished is finished."""
+    made = {"recipe": {"lr": 1}, "dtype": "torch.bfloat16", "states": {"declaration": "1f"}, "replayed_states": {"a": "2"}}
+    other = made | {"dtype": "torch.float32", "states": {"declaration": "2e"}, "replayed_states": {"a": "3"}}
     write_slot(tmp_path / "last", 20, made)
     with refused(tmp_path, "step 20 of 100", "dtype: torch.bfloat16 -> torch.float32") as told:
-        find_resumable(tmp_path, made | {"dtype": "torch.float32"})
+        find_resumable(tmp_path, other)
     assert not isinstance(told.value, NonRetryableError)
     assert "rm -r" not in str(told.value)
+    with refused(tmp_path, "recipe.precision", "rm -r"):
+        find_resumable(tmp_path, other | {"recipe": {"lr": 1, "precision": "fp32"}})
+    write_slot(tmp_path / "done/last", 100, made)
+    assert find_resumable(tmp_path / "done", other)[1]["step"] == 100
 
 
 def test_a_job_that_was_given_gpus_does_not_train_without(monkeypatch: pytest.MonkeyPatch) -> None:
