@@ -123,7 +123,7 @@ def is_trained(folder: Path, recipe: dict[str, Any], begun_with: str | None = No
         manifest = read_json(told) if told.exists() else read_manifest(folder / CHECKPOINTS / SLOTS[0])
         identity = manifest["identity"]
         same = {"target": True}  # the trainer compares its hash
-        if NAMED.get(recipe.get("precision")) == identity.get("dtype"):
+        if NAMED.get(recipe.get("precision", "")) == identity.get("dtype"):
             same |= {"dtype": identity.get("dtype")}
         differing = changes({"recipe": identity["recipe"]} | same, {"recipe": recipe} | same)
         is_done = told.exists() or manifest["step"] == manifest["steps"]
