@@ -206,4 +206,4 @@ def test_files_that_are_written_at_this_moment_or_torn(project: Path, capsys: py
 
 
 def test_no_results_say_what_to_type(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "snakemake --profile slurm final_draft" in table(capsys)
+    assert "longspec train mine.yaml --profile slurm" in table(capsys)

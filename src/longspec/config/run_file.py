@@ -49,7 +49,7 @@ class RunFile(Keys):
     data: dict[str, Any] = Field(
         {}, description="its data sets by name: files, hf:<name>, or an entry as in config/workflow.yaml"
     )
-    method: Text | None = Field(None, description="a file of config/method/; null: glide (config/train.yaml)")
+    method: Text | None = Field(None, description="a file of config/method/; null: the one that config/train.yaml names")
     deepspeed: Text | None = Field(None, description="a file of config/deepspeed/, in place of the stages' own")
     variants: Annotated[list[Text], Once] = Field(
         [], description="the variants in which it is trained; none: the method's, or those of config/workflow.yaml"
