@@ -43,7 +43,8 @@ LATER = {"later": True}
 
 COLLATIONS = {"base": False, "long": True, "long-nomask": False, "longcot": True}  # whether only answers are trained
 OVERLONG = ("split", "truncate")
-PRECISIONS = ("auto", "fastest", "bf16", "fp32")
+DTYPES = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}  # of a precision that is no choice of the machine
+PRECISIONS = ("auto", "fastest", *DTYPES)
 OFFLINE = "offline"  # recipe.states.source
 MUON, LINEAR = "muon", "linear"  # recipe.optimizer.name and recipe.optimizer.schedule
 REPLICATED, PARTITIONED, TENSOR_PARALLEL = "replicated", "partitioned", "tensor_parallel"

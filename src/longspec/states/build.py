@@ -21,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from longspec.atomic_files import checked_folder, new_file, remove_strays, sha256_json, write_json
+from longspec.config.schema import DTYPES
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.data.pack.held_out_rows import held_out_rows
 from longspec.distributed import Ranks, log, of_first_rank
@@ -132,15 +133,15 @@ def _find_missing(out: Path, parts: list[range], declaration: dict[str, Any]) ->
     out.mkdir(parents=True, exist_ok=True)
     names = {part_name(part) for part in parts}
     remove_strays(*(out / name for name in names))
-    found = {path: _declared(path) for path in out.glob("rows-*")}
-    for dtype in {str(torch.bfloat16), str(torch.float32)} - {declaration["computed_in"]}:
+    found, whole_hash = {path: _declared(path) for path in out.glob("rows-*")}, sha256_json(declaration)
+    for dtype in set(DTYPES.values()) - {declaration["computed_in"]}:
         if sha256_json(declaration | {"computed_in": dtype}) in found.values():
             raise ValueError(
                 f"{out}: its rows were computed in {dtype}, and recipe.precision chooses {declaration['computed_in']} on this "
                 f"machine; go on where it chooses the former, or begin anew after: {join(['rm', '-r', str(out)])}"
             )
     for path, of in found.items():
-        if path.name not in names or of != sha256_json(declaration):
+        if path.name not in names or of != whole_hash:
             path.unlink()
     missing = [part for part in parts if not (out / part_name(part)).exists()]
     if missing:

@@ -18,6 +18,7 @@ from typing import Any
 
 from longspec.atomic_files import read_json, remove, sha256_file, write_json
 from longspec.config import differences, plain
+from longspec.config.schema import DTYPES
 from longspec.distributed import Ranks, log
 from longspec.train.arguments import Job
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS, MANIFEST, SLOTS, find_slot, read_manifest
@@ -34,7 +35,6 @@ SAME_BY_HASH = {
     "recipe.method.vocabulary_from": "vocabulary",
     "recipe.precision": "dtype",
 }
-NAMED = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}  # of recipe.precision; the other values choose on the machine
 OF_PRECISION = {"dtype", "states", "replayed_states"}  # the identity's keys that follow from the machine's precision
 
 
@@ -123,7 +123,7 @@ def is_trained(folder: Path, recipe: dict[str, Any], begun_with: str | None = No
         manifest = read_json(told) if told.exists() else read_manifest(folder / CHECKPOINTS / SLOTS[0])
         identity = manifest["identity"]
         same = {"target": True}  # the trainer compares its hash
-        if NAMED.get(recipe.get("precision", "")) == identity.get("dtype"):
+        if DTYPES.get(recipe.get("precision", "")) == identity.get("dtype"):
             same |= {"dtype": identity.get("dtype")}
         differing = changes({"recipe": identity["recipe"]} | same, {"recipe": recipe} | same)
         is_done = told.exists() or manifest["step"] == manifest["steps"]
