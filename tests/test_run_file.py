@@ -57,6 +57,20 @@ def test_a_stages_data_is_taken_as_a_whole_and_before_recipe_data_name(config: P
     assert [compose_stage(run, "base", "base", config).recipe.data.name for run in ("mine", "second")] == mixes
 
 
+def test_what_a_run_says_replaces_what_its_base_says_of_a_stage(config: Path) -> None:
+    """Also where it says so for all stages, and mixes as a whole."""
+    write(config, mine="base: demo\nrecipe: {optimizer: {lr: 7.0e-4}, data: {replay: {}}}\n")
+    for stage in ("base", "longcot"):
+        recipe, whole = (compose_stage(run, "base", stage, config).recipe for run in ("mine", "demo"))
+        assert (recipe.optimizer.lr, recipe.data.replay, recipe.steps) == (7.0e-4, {}, whole.steps)
+    write(config, second="base: mine\nrecipe: {data: {name: {stdlib-long: 0.5, puzzles: 0.5}}}\nstages: [longcot]\n")
+    assert compose_stage("second", "base", "longcot", config).recipe.data.name == {"stdlib-long": 0.5, "puzzles": 0.5}
+    write(config, mine="base: demo\nstages: {mine: {data: {stdlib: 0.5, puzzles: 0.5}}}\n")
+    for place in ("recipe: {data: {name: puzzles}}", "stages: {mine: {recipe: {data: {name: puzzles}}}}"):
+        write(config, second=f"base: mine\n{place}\n")
+        assert compose_stage("second", "base", "mine", config).recipe.data.name == "puzzles"
+
+
 def test_of_another_method_the_keys_of_draft_and_method_stay_behind(config: Path) -> None:
     """They are GLIDE's, which EAGLE-3 does not know."""
     write(config, mine="base: demo\nmethod: eagle3\nvariants: [ttt]\nrecipe: {method: {layers: [0, 1, 2], vocabulary: 64}}\n")

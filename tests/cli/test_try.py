@@ -91,8 +91,9 @@ def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
         ({"problem": QUESTION, "qwq": "Eight."}, QUESTION, True),
         ({"text": "x" * 900}, "x" * 400, False),
     ):
-        stages = {"base": {"recipe": {"data": {"name": "none"}}}, "long": {"recipe": {"data": {"name": "mine"}}}}
+        stages = {name: {"recipe": {"data": {"name": data}}} for name, data in (("first", "mine"), ("base", "none"))}
         write_text(draft / "training_config.yaml", str(stages))
+        write_json(draft / "provenance.json", {"order": ["base", "first"]})
         Path("data/raw/mine").mkdir(parents=True, exist_ok=True)
         write_json(Path("data/raw/mine/held_out.json"), record)
         text_of = Path("data/raw/mine/held_out.json").read_text().replace("\n", "")

@@ -39,6 +39,7 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"text": "\u200ba\u200b"}, Text("\u200ba\u200b")),
     ({"source": "p", "target": "t"}, Text("t", "p")),
     ({"source": "arxiv", "text": "t"}, Text("t")),
+    ({"source": "arxiv", "messages": [ASKED, ANSWERED]}, Chat([ASKED, ANSWERED])),
     ({"problem": "u", "qwq": "a"}, PAIR),
     ({"problem": "u", "qwq": "a", "text": None, "messages": None}, PAIR),
     ({"messages": [ASKED, ANSWERED]}, PAIR),
@@ -140,7 +141,7 @@ BAD: list[tuple[dict[str, Any], str, Fact]] = [
         "'image_url' is not 'text'",
     ),
     ({"conversations": [{"from": "human", "value": None}, {"from": "gpt", "value": "a"}]}, "conversations[0].value", "null"),
-    ({"source": "arxiv"}, "article[0]", "missing"),
+    ({"source": "arxiv"}, "record", "article + abstract"),
     ({"source": "arxiv", "article": ["a", "b"], "abstract": "c"}, "abstract", "1 for 2 articles"),
 ]
 

@@ -211,11 +211,13 @@ def test_a_run_of_another_draft_is_told_what_to_write(
 
 def test_from_the_hub_by_hand_and_by_its_manifest(imports: Imports, verb: Verb, hub: Hub, tmp_path: Path) -> None:
     source = engines(tmp_path / "published", tensors() | published.vocabulary())
-    files = {path.name: path.read_bytes() for path in source.iterdir()} | {"README.md": b"not asked for"}
+    files = {path.name: path.read_bytes() for path in source.iterdir()}
+    files |= {"README.md": b"not asked for", "mask_embedding.pt": b"looked at"}
     commit = hub.add("owner/draft", files)
     verb("fetch", "--source=hf:owner/draft@main", "--out", tmp_path / "m/manifest.json")
     by_hand = read_json(imports("hf:owner/draft") / "config.json")
     assert hub.asked_for("README.md") == []
+    assert hub.asked_for("mask_embedding.pt")
     hub.requests.clear()
     manifest = read_json(tmp_path / "m/manifest.json")
     assert (manifest["commit"], manifest["source"]) == (commit, "hf:owner/draft@main")

@@ -9,6 +9,7 @@ import pytest
 from longspec import jsonl
 from longspec.atomic_files import read_json, write_json
 from longspec.chain_length import ChainAcceptance, read_acceptance
+from longspec.report import ending
 from tests.refusals import refused
 from tests.report.synthetic_run import SETTINGS, STAGES, evaluation_rows, make_eagle3, sample, write_run
 from tests.report.test_numbers import TINY, report, write_tiny
@@ -27,6 +28,16 @@ def choose(folder: Path, stage: str = "long") -> None:
     choice["figures"] = {name: FIGURE | {"mean": 2.5 + 0.1 * (name == stage)} for name in STAGES}
     choice["against_last"] = {"difference": 0.1, "low": 0.02, "high": 0.18, "improved": True}
     write_json(path, read_json(path) | {"final": choice})
+
+
+def test_a_finished_run_says_how_each_variants_draft_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    lossless = {"tokens_compared": 9, "unexplained": 0}
+    write_json(Path("results/mine/report.json"), {"overall": {"a": {}, "b": {}}, "lossless": {"a": lossless, "b": lossless}})
+    for variant in ("a", "b"):
+        write_json(Path(f"results/mine/{variant}/final_draft/config.json"), {"draft": "eagle3"})
+    served = [line.partition("serve ")[2] for line in ending.lines("mine", "runs/mine.yaml") if line.startswith("Serve it")]
+    assert served == ["runs/mine.yaml", "runs/mine.yaml --variant b"]
 
 
 @pytest.fixture(scope="module")

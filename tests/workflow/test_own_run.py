@@ -132,6 +132,18 @@ def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
     assert set(plan.evaluation_of["mine"].tasks) == {"chats", "asked"}
 
 
+@pytest.mark.parametrize("stages", ["{train: {recipe: {epochs: 2}}}", "[base]"])
+def test_data_that_no_stage_names_is_not_left_out_silently(own: Settings, stages: str) -> None:
+    """A stage without data would train on the set that its file of config/stage/ names."""
+    write(own, f"{RUN}stages: {stages}\n")
+    with refused(f"{MINE}: data", "chats", "stages: {") as told:
+        own.plan(run="mine")
+    write(own, f"{RUN}{str(told.value).rpartition('stage, ')[2]}\n")  # the advice works
+    assert {config.recipe.data.name for config in own.plan(run="mine").configs.values()} == {"chats"}
+    write(own, "base: demo\ndata: {chats: inputs/*.jsonl}\n")
+    own.refuses(f"{MINE}: data", "stages: {base: {data: chats}}", run="mine")
+
+
 def test_shards_follow_from_the_size_of_files(own: Settings) -> None:
     with (own.folder / "inputs/large.jsonl").open("wb") as file:
         file.truncate(3 * 2**30)  # of nothing: it takes no room
@@ -171,6 +183,7 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
+        ("my-llama", "", (f"{MINE}: target", "missing", "hf:<owner>/<repository>")),
         ("my-llama", "no-llama", (f"{MINE}: target", "config/model/no-llama.yaml", "hf:<owner>/<repository>")),
         ("my-llama", "./no-llama", (f"{MINE}: target: ./no-llama", "folder (seen from")),
         ("eagle3", "eagle4", (f"{MINE}: method: 'eagle4'", "'eagle3'?")),

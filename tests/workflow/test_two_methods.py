@@ -156,6 +156,9 @@ def test_stages_of_two_drafts_are_refused(settings: Settings) -> None:
     settings.edit("config/run/demo-eagle3.yaml:long", "^recipe:$", "recipe:\n  method: {vocabulary: 256}")
     place = f"{KEY}, stage 'long': recipe.method.vocabulary: 512 -> 256"
     settings.refuses(place, "stage 'base'", f"in {RUN}", runs=["demo-eagle3"])
+    settings.edit("config/run/demo.yaml:long", "^recipe:$", "recipe:\n  draft: {final_norm: true}")
+    place = "run 'demo', variant 'sinkpi-slicing', stage 'long': recipe.draft.final_norm: False -> True"
+    settings.refuses(place, "stage 'base'", runs=["demo"])
 
 
 def test_wrong_variants_of_a_run_are_refused(settings: Settings) -> None:

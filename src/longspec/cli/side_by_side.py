@@ -60,9 +60,10 @@ def asked_of(draft: Path) -> tuple[str, bool]:
 
     Raises ValueError if that data is not on this machine.
     """
-    settings = draft / "training_config.yaml"
-    stages = yaml_files.read(settings) if settings.is_file() else {}
-    for name in reversed([name for stage in stages.values() for name in mix_of(stage["recipe"]["data"]["name"])]):
+    provenance, settings = draft / "provenance.json", draft / "training_config.yaml"
+    order = read_json(provenance)["order"] if provenance.is_file() else []
+    stages = yaml_files.read(settings) if order else {}
+    for name in reversed([name for stage in order for name in mix_of(stages[stage]["recipe"]["data"]["name"])]):
         path = Path("data/raw") / name / "held_out.jsonl"
         record = next(iter(jsonl.read(path)), None) if path.is_file() else None
         if record is not None:

@@ -23,6 +23,7 @@ SUFFIX = ".yaml"
 TRAIN = "train"  # the stage of a run with one data set; its numbers are also those of a stage that has no file
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
+MIXES = ("name", "replay")  # of recipe.data: a mapping that is replaced as a whole
 Section = dict[str, Any]
 OfRecipe = Annotated[Section, sections("model", "data", "data.replay", "method", "draft", "optimizer", "states")]
 OfRuntime = Annotated[Section, sections("deepspeed")]
@@ -187,7 +188,7 @@ def _over(beneath: Section, own: Section) -> Section:
     """Lay a run's keys over those of its base: mappings key by key, all else as a whole.
 
     If the base has another method, its recipe.method, recipe.draft and variants are left out, since they belong to that method.
-    The stages are those that the run names, each with the base's numbers beneath its own.
+    The stages are those that the run names. What it says of one, or of all, replaces what its base says of one.
     """
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
     if own.get("method", method := beneath.get("method", default_method())) != method:
@@ -195,11 +196,18 @@ def _over(beneath: Section, own: Section) -> Section:
         for section in (beneath, *stages.values()):
             recipe = section.get("recipe") or {}
             section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
-    named = _mapping(own.get("stages", stages))
-    merged = {name: _merged(stages.get(name, {}), numbers or {}) for name, numbers in named.items()}
-    for name, numbers in named.items():  # a mix replaces the base's as a whole
-        merged[name] |= {key: value for key, value in (numbers or {}).items() if key == "data"}
+    of_all: Section = {key: own[key] for key in ("recipe", "runtime") if key in own}
+    stages = {name: _of_stage(numbers, of_all) for name, numbers in stages.items()}
+    named = _mapping(own.get("stages", list(stages)))
+    merged = {name: _of_stage(stages.get(name, {}), numbers or {}) for name, numbers in named.items()}
     return _merged(beneath, own) | {"stages": merged}
+
+
+def _of_stage(beneath: Section, own: Section) -> Section:
+    """Lay what a run says, for one stage or for all, over what its base says for a stage. Both keys name its data set."""
+    said = own.get("recipe", {}).get("data", {}).get("name")
+    data = own.get("data", said if "data" in beneath else None)
+    return _merged(beneath, own) | ({} if data is None else {"data": data})
 
 
 def _mapping(stages: Any) -> Section:
@@ -210,8 +218,8 @@ def _mapping(stages: Any) -> Section:
 def _merged(beneath: Section, own: Section) -> Section:
     merged = dict(beneath)
     for key, value in own.items():
-        below = merged.get(key)
-        merged[key] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
+        below, is_section = merged.get(key), isinstance(value, dict) and key not in MIXES
+        merged[key] = _merged(below, value) if is_section and isinstance(below, dict) else value
     return merged
 
 

@@ -9,7 +9,7 @@ from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.methods.draft_files import CONFIG, METHOD
 from longspec.models.model_folder import download, weight_files
 
-PATTERNS = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin", "pytorch_model.bin.index.json"]
+PATTERNS = [CONFIG, "*.safetensors*", "pytorch_model*.bin*", "mask_embedding.pt"]  # the last one of drafts that are refused
 
 
 def check_folder(folder: Path) -> list[str]:
@@ -34,8 +34,7 @@ def fetch(source: str, place: Path) -> tuple[Path, dict[str, Any]]:
     if source.startswith(HUB_PREFIX):
         repository, revision = hub_source(source)
         folder = place
-        files = f"{CONFIG}, *.safetensors or pytorch_model.bin"
-        otherwise = f"place the folder ({files}) where this machine can read it, and give its path"
+        otherwise = f"place the draft's {CONFIG} and weights where this machine can read them, and give the folder"
         more["commit"] = download(repository, folder, PATTERNS, revision, otherwise)
     elif folder.is_file():
         return folder, {"source": source, "files": describe_files(folder.parent, [folder.name])}

@@ -22,13 +22,13 @@ def lines(run: str, given: str | None = None) -> list[str]:
         told += ["", f"{variant}: {TITLE}"]
         told += [_row(report, variant, drafter, tau) for drafter, tau in drafters.items()]
         lossless = report["lossless"][variant]
-        told += [
-            f"  greedy output compared: {lossless['tokens_compared']} tokens, {lossless['unexplained']} unexplained differences"
-        ]
+        compared = f"greedy output compared: {lossless['tokens_compared']} tokens"
+        told.append(f"  {compared}, {lossless['unexplained']} unexplained differences")
     told += ["", f"Report: {numbers.with_suffix('.html').resolve()}"]
-    return told + [
-        line for variant in report["overall"] for line in _next(given or run, Path(f"results/{run}/{variant}/final_draft"))
-    ]
+    for number, variant in enumerate(report["overall"]):
+        served = quote(given or run) + (f" --variant {variant}" if number else "")
+        told += _next(served, Path(f"results/{run}/{variant}/final_draft"))
+    return told
 
 
 def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]) -> str:
@@ -38,12 +38,12 @@ def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]
     return f"  {drafter:12s} {tau['mean']:.2f}  {interval:12s}  {speed:.2f}{mark}"
 
 
-def _next(run: str, draft: Path) -> list[str]:
-    """Return the commands to see the draft at work, and to serve it if an engine loads it."""
+def _next(served: str, draft: Path) -> list[str]:
+    """Return the commands to see the draft at work, and to serve it if an engine loads it. served: as `serve` is given it."""
     if not (draft / "config.json").is_file():
         return []
     config = read_json(draft / "config.json")
     told = [f"Try it:    longspec try {draft}"]
     if VLLM in methods.settings_of(str(config["draft"])).SERVED:
-        return [*told, f"Serve it:  longspec serve {quote(run)}"]
+        return [*told, f"Serve it:  longspec serve {served}"]
     return [*told, f"Serve it:  no engine loads {config['draft']} drafts; transformers' generate does: docs/generate.md"]

@@ -234,7 +234,7 @@ def to_messages_or_text(record: dict[str, Any], unanswered: bool = False) -> Tex
     """
     source = record.get("source")
     there = {name for name, value in record.items() if value is not None}
-    if source == "arxiv" and (there & {"article", "abstract"} or "text" not in there):
+    if source == "arxiv" and there & {"article", "abstract"}:
         return _with_beside(record, _arxiv(record))
     for name in CONVERSATIONS:
         if name in there:

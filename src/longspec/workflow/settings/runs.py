@@ -40,6 +40,8 @@ def run_of(path: Path, config_dir: Path) -> Run:
     with faults_in(found.file):
         if not says.stages:
             raise ValueError("stages: must name at least one stage")
+        if source is None and says.target is None and "model" not in says.recipe:
+            raise ValueError("target: missing; give hf:<owner>/<repository>, a folder, seen from here, or a .gguf file")
         if source is not None and not targets.may_be_source(source):
             check_choice("target", source, "model", config_dir, OR_SOURCE)
         if says.method is not None and says.method not in methods.names():
@@ -80,15 +82,20 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
     file: the run's.
     """
     (run, variant, first), *_ = configs
-    drafts = {
-        stage: {"init": config.recipe.init, "method": plain(config.recipe.method)} for (_, _, stage), config in configs.items()
-    }
+    drafts = {stage: _of_draft(config.recipe) for (_, _, stage), config in configs.items()}
     for stage, draft in drafts.items():
         if changed := differences(drafts[first], draft, "recipe."):
             raise ValueError(
                 f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{first}': all stages "
                 f"train one draft; say it once, for all stages, in {file}"
             )
+
+
+def _of_draft(recipe: Any) -> dict[str, Any]:
+    """Return what all stages of a draft share, by section of the recipe."""
+    section, names = methods.settings_of(recipe.method.name).SAME
+    said = plain(recipe)[key := section.removeprefix("recipe.")]
+    return {key: {name: said[name] for name in names if name in said}, "init": recipe.init, "method": plain(recipe.method)}
 
 
 def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEvaluation]) -> None:
