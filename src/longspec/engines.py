@@ -38,9 +38,7 @@ class Engine:
     def check_beside(self, family: str) -> None:
         """Raise ValueError if it does not draft for targets of this family."""
         if self.targets is not None and family not in self.targets:
-            raise ValueError(
-                f"{self.title} drafts beside targets of {', '.join(self.targets)} alone, and this one is of {family}"
-            )
+            raise ValueError(f"{self.title} drafts beside targets of {', '.join(self.targets)} alone, not of {family}")
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,7 @@ def join(ranks: Ranks, timeout_minutes: float) -> torch.device:
     device = own_device(ranks)
     if device.type == "cuda":
         if ranks.local_rank >= (gpus := torch.cuda.device_count()):
-            raise ValueError(
-                f"ranks: process {ranks.local_rank + 1} of this machine has no GPU, there are {gpus}; start {gpus}"
-            )
+            raise ValueError(f"ranks: process {ranks.local_rank + 1} of this node has no GPU, there are {gpus}; start {gpus}")
         torch.cuda.set_device(device)
     if sys.platform == "linux" and os.environ["MASTER_ADDR"] in ("localhost", "127.0.0.1"):
         # Else gloo looks up this machine's name, which laptops and containers often cannot resolve.

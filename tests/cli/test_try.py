@@ -1,5 +1,6 @@
 """`longspec try` on a small target with its tokenizer: both texts, what they say of each other, and what is refused."""
 
+import json
 import re
 import shutil
 from functools import partial
@@ -86,19 +87,20 @@ def test_texts_that_differ_are_said_with_their_margin() -> None:
 
 
 def test_without_a_question_a_held_out_record_is_asked(draft: Path) -> None:
-    """Of the last stage's data: a question, or the beginning of a text."""
+    """Of the last stage's data: a question, or the beginning of a text. A later stage is not the draft's."""
     for record, text, is_question in (
         ({"problem": QUESTION, "qwq": "Eight."}, QUESTION, True),
         ({"text": "x" * 900}, "x" * 400, False),
     ):
-        stages = {name: {"recipe": {"data": {"name": data}}} for name, data in (("first", "mine"), ("base", "none"))}
+        stages = {name: {"recipe": {"data": {"name": data}}} for name, data in (("first", "mine"), ("short", "other"))}
         write_text(draft / "training_config.yaml", str(stages))
-        write_json(draft / "provenance.json", {"order": ["base", "first"]})
-        Path("data/raw/mine").mkdir(parents=True, exist_ok=True)
-        write_json(Path("data/raw/mine/held_out.json"), record)
-        text_of = Path("data/raw/mine/held_out.json").read_text().replace("\n", "")
-        Path("data/raw/mine/held_out.jsonl").write_text(text_of + "\n")
+        for name, held_out in (("mine", record), ("other", {"text": "of another stage"})):
+            Path(f"data/raw/{name}").mkdir(parents=True, exist_ok=True)
+            Path(f"data/raw/{name}/held_out.jsonl").write_text(json.dumps(held_out) + "\n")
+        write_json(draft / "provenance.json", {"order": ["short", "first", "unpublished"]})
         assert asked_of(draft) == (text, is_question)
+        (draft / "provenance.json").unlink()  # a stage's own draft has none
+        assert asked_of(draft) == ("of another stage", False)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_a_finished_run_says_how_each_variants_draft_is_served(tmp_path: Path, m
     for variant in ("a", "b"):
         write_json(Path(f"results/mine/{variant}/final_draft/config.json"), {"draft": "eagle3"})
     served = [line.partition("serve ")[2] for line in ending.lines("mine", "runs/mine.yaml") if line.startswith("Serve it")]
-    assert served == ["runs/mine.yaml", "runs/mine.yaml --variant b"]
+    assert served == ["runs/mine.yaml --variant a", "runs/mine.yaml --variant b"]
 
 
 @pytest.fixture(scope="module")

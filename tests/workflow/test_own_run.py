@@ -14,7 +14,7 @@ from longspec.cli.new import TEMPLATE, scalar
 from longspec.config.yaml_files import plain
 from longspec.target.fetch import write_facts
 from longspec.train.stage_folder import changes
-from longspec.workflow.checks import check_prompts
+from longspec.workflow.checks import bench_of, check_prompts
 from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
 from tests.gguf_files import write as write_gguf
@@ -133,15 +133,35 @@ def test_several_data_sets_want_a_stage_each(own: Settings) -> None:
 
 
 @pytest.mark.parametrize("stages", ["{train: {recipe: {epochs: 2}}}", "[base]"])
-def test_data_that_no_stage_names_is_not_left_out_silently(own: Settings, stages: str) -> None:
+def test_data_that_no_stage_trains_on_is_not_left_out_silently(own: Settings, stages: str) -> None:
     """A stage without data would train on the set that its file of config/stage/ names."""
     write(own, f"{RUN}stages: {stages}\n")
-    with refused(f"{MINE}: data", "chats", "stages: {") as told:
+    with refused(f"{MINE}: data.chats", "stages.") as told:
         own.plan(run="mine")
-    write(own, f"{RUN}{str(told.value).rpartition('stage, ')[2]}\n")  # the advice works
+    stage = str(told.value).partition("set stages.")[2].partition(".")[0]
+    write(own, f"{RUN}stages: {{{stage}: {{data: chats}}}}\n")  # the advice works
     assert {config.recipe.data.name for config in own.plan(run="mine").configs.values()} == {"chats"}
     write(own, "base: demo\ndata: {chats: inputs/*.jsonl}\n")
-    own.refuses(f"{MINE}: data", "stages: {base: {data: chats}}", run="mine")
+    own.refuses(f"{MINE}: data.chats", "set stages.base.data: chats", run="mine")
+
+
+@pytest.mark.parametrize("measured", ["{tasks: {chats: TASK}}", "{bench: {tasks: {chats: TASK}}}"])
+def test_data_may_be_measured_alone(own: Settings, measured: str) -> None:
+    task = "{data: chats, context: [16, 512]}"
+    write(own, f"base: demo\ndata: {{chats: inputs/*.jsonl}}\nevaluation: {measured.replace('TASK', task)}\n")
+    bench_of(own.plan(run="mine"))
+
+
+def test_a_run_that_derives_from_three_lines_has_their_stage(own: Settings) -> None:
+    (own.folder / "inputs/books.jsonl").write_text(json.dumps(ROW) + "\n")
+    for more, name in (
+        ("stages: [train]", "chats"),
+        ("data: {books: inputs/books.jsonl}\nstages: {train: {data: books}}", "books"),
+    ):
+        (own.folder / "config/run/more.yaml").write_text(f"base: mine\n{more}\n")
+        assert [config.recipe.data.name for config in own.plan(run="more").configs.values()] == [name]
+    (own.folder / "config/run/more.yaml").write_text("base: mine\nrecipe: {data: {name: puzzles}}\n")
+    assert {config.recipe.data.name for config in own.plan(run="more").configs.values()} == {"puzzles"}
 
 
 def test_shards_follow_from_the_size_of_files(own: Settings) -> None:

@@ -61,8 +61,8 @@ def asked_of(draft: Path) -> tuple[str, bool]:
     Raises ValueError if that data is not on this machine.
     """
     provenance, settings = draft / "provenance.json", draft / "training_config.yaml"
-    order = read_json(provenance)["order"] if provenance.is_file() else []
-    stages = yaml_files.read(settings) if order else {}
+    stages = yaml_files.read(settings) if settings.is_file() else {}  # up to the published one, sorted by name
+    order = [name for name in read_json(provenance)["order"] if name in stages] if provenance.is_file() else list(stages)
     for name in reversed([name for stage in order for name in mix_of(stages[stage]["recipe"]["data"]["name"])]):
         path = Path("data/raw") / name / "held_out.jsonl"
         record = next(iter(jsonl.read(path)), None) if path.is_file() else None
@@ -104,9 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Decode twice and show both; return 1 if the texts differ, else 0. Raises ValueError for what cannot be decoded."""
     if not (options.draft / "config.json").is_file():
-        raise ValueError(
-            f"{options.draft}: is no draft's folder: it has no config.json; give results/<run>/<variant>/final_draft"
-        )
+        raise ValueError(f"{options.draft}: has no config.json; give a draft's folder, results/<run>/<variant>/final_draft")
     path = target_of(options.draft, options.target)
     text, is_question = (options.question, True) if options.question else asked_of(options.draft)
     device, dtype = "cuda" if torch.cuda.is_available() else "cpu", resolve_dtype("auto")
@@ -177,7 +175,4 @@ def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> lis
     place = verdict.tokens_compared - 1
     if verdict.near_ties:
         return [*said, f"{EQUAL} up to token {place}, where two tokens tie within rounding ({verdict.margin:.2g} apart)"]
-    return [
-        *said,
-        f"TEXTS DIFFER at token {place} by {verdict.margin:.2g}: please report this with the draft's provenance",
-    ]
+    return [*said, f"TEXTS DIFFER at token {place} by {verdict.margin:.2g}: please report this with the draft's provenance"]

@@ -37,13 +37,9 @@ def check_model(model: DictConfig) -> None:
         with faults_in("recipe.model.source"):
             wheel_source(source)
         if sha256 is None:  # it checks what an index serves
-            raise ValueError(
-                f"recipe.model.sha256: missing; {source} is checked by it: give the SHA-256 of the file in the wheel"
-            )
+            raise ValueError(f"recipe.model.sha256: missing; give the SHA-256 of the file in the wheel, {source}")
     if sha256 is not None and not is_gguf(source):
-        raise ValueError(
-            f"recipe.model.sha256: is of a {GGUF_SUFFIX} file, and recipe.model.source is {source}; remove the key"
-        )
+        raise ValueError(f"recipe.model.sha256: is of a {GGUF_SUFFIX} file, but recipe.model.source is {source}; remove it")
     if sha256 is not None and not re.fullmatch(r"[0-9a-f]{64}", sha256):
         raise ValueError(f"recipe.model.sha256: {sha256!r} is no SHA-256; give its 64 digits of 0-9 and a-f, as sha256sum does")
 
@@ -70,9 +66,7 @@ def name_class(recipe: DictConfig) -> None:
     if model._target_ is not None:
         check_class(recipe)
         if model.family is not None and classes.get(model.family) != model._target_:
-            raise ValueError(
-                f"recipe.model.family: {model.family}, but recipe.model._target_ is {model._target_}; give one of the two"
-            )
+            raise ValueError(f"recipe.model.family: {model.family}, but recipe.model._target_ is {model._target_}; give one")
         model.family = None
         return
     if model.family not in FAMILIES:

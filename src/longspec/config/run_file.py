@@ -129,17 +129,21 @@ def read_run(run: str, folders: Sequence[Path]) -> Run:
     A run with one data set and no stages gets one stage, `train`. Raises ValueError with the file, the key and what is allowed.
     """
     path, content = _derived(run, folders, [])
-    says = _checked(path, content)
+    says = _checked(path, _with_train(content))
     if says.data and not says.stages:
-        if len(says.data) > 1:
-            told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
-            mix = ", ".join(f"{name}: {1 / len(says.data):.4f}" for name in says.data)
-            raise ValueError(
-                f"{shown(path)}: stages: missing; train on one data set after the other, stages: {{{told}}}, or on a mix, "
-                f"stages: {{{TRAIN}: {{data: {{{mix}}}}}}}"
-            )
-        says = says.model_copy(update={"stages": {TRAIN: StageFile.model_validate({"data": next(iter(says.data))})}})
+        told = ", ".join(f"{name}: {{data: {name}}}" for name in says.data)
+        mix = ", ".join(f"{name}: {1 / len(says.data):.4f}" for name in says.data)
+        raise ValueError(
+            f"{shown(path)}: stages: missing; train on one data set after the other, stages: {{{told}}}, or on a mix, "
+            f"stages: {{{TRAIN}: {{data: {{{mix}}}}}}}"
+        )
     return Run(path.stem, path, says)
+
+
+def _with_train(content: Section) -> Section:
+    """Return a run's content, with the stage of a run that has one data set and names no stage."""
+    data = content.get("data") or ()
+    return content if content.get("stages") or len(data) != 1 else content | {"stages": {TRAIN: {"data": next(iter(data))}}}
 
 
 def name_of(run: str) -> str:
@@ -169,9 +173,7 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
     """Return a run's file, and its content laid over that of its base. passed: the files that derive from it."""
     path = path_of(run, folders, passed[-1].parent if passed else None)
     if path in passed:
-        raise ValueError(
-            f"{' -> '.join(each.stem for each in [*passed, path])} leads back; derive from another run, or from none"
-        )
+        raise ValueError(f"{' -> '.join(each.stem for each in [*passed, path])} leads back; derive from another, or from none")
     own = yaml_files.read(path)
     own = {} if own is None else own
     base = _checked(path, own).base
@@ -185,11 +187,12 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
 
 
 def _over(beneath: Section, own: Section) -> Section:
-    """Lay a run's keys over those of its base: mappings key by key, all else as a whole.
+    """Lay a run's keys over those of its base: mappings key by key, mixes and all else as a whole.
 
     If the base has another method, its recipe.method, recipe.draft and variants are left out, since they belong to that method.
     The stages are those that the run names. What it says of one, or of all, replaces what its base says of one.
     """
+    beneath = _with_train(beneath)
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
     if own.get("method", method := beneath.get("method", default_method())) != method:
         beneath = {key: value for key, value in beneath.items() if key != "variants"}
@@ -204,7 +207,7 @@ def _over(beneath: Section, own: Section) -> Section:
 
 
 def _of_stage(beneath: Section, own: Section) -> Section:
-    """Lay what a run says, for one stage or for all, over what its base says for a stage. Both keys name its data set."""
+    """Lay what a run says of one stage or of all over what its base says of one; `data` and `recipe.data.name` are one key."""
     said = own.get("recipe", {}).get("data", {}).get("name")
     data = own.get("data", said if "data" in beneath else None)
     return _merged(beneath, own) | ({} if data is None else {"data": data})
@@ -215,11 +218,11 @@ def _mapping(stages: Any) -> Section:
     return dict.fromkeys(stages or ()) if isinstance(stages, list) else dict(stages or {})
 
 
-def _merged(beneath: Section, own: Section) -> Section:
+def _merged(beneath: Section, own: Section, whole: Sequence[str] = ()) -> Section:
     merged = dict(beneath)
     for key, value in own.items():
-        below, is_section = merged.get(key), isinstance(value, dict) and key not in MIXES
-        merged[key] = _merged(below, value) if is_section and isinstance(below, dict) else value
+        below, is_section = merged.get(key), isinstance(value, dict) and key not in whole
+        merged[key] = _merged(below, value, MIXES * (key == "data")) if is_section and isinstance(below, dict) else value
     return merged
 
 

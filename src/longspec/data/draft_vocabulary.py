@@ -41,9 +41,7 @@ def make(packed: list[tuple[str, Path]], target: Path, count: int, ids_of: Path 
     # The rows of its embedding, perhaps more than its tokenizer's entries.
     size = int(read_json(Path(named_folder(target)) / "config.json")["vocab_size"])
     if not 0 < count < size:
-        raise ValueError(
-            f"--size: {count}: the target has {size} tokens; give fewer, or count none: recipe.method.vocabulary: null"
-        )
+        raise ValueError(f"--size: {count}: the target has {size} tokens; give fewer, or recipe.method.vocabulary: null")
     rows = {name: PackedRows(path) for name, path in packed}
     tokenizers = {name: each.manifest["tokenizer"] for name, each in rows.items()}
     if len(set(tokenizers.values())) > 1:

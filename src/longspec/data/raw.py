@@ -54,9 +54,7 @@ def complete(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         if value is None:
             raise ValueError(f"data.{name}.{key}: must be given for source {source}")
     if is_hub(source) and str(source).endswith(ARCHIVE):
-        raise ValueError(
-            f"data.{name}.source: {source} is an archive, of which tasks of evaluation read a `member`; give files"
-        )
+        raise ValueError(f"data.{name}.source: {source} is an archive, of which evaluation tasks read a `member`; give files")
     pipeline.parse(name, whole.get("align", []))
     return whole
 

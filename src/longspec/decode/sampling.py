@@ -79,6 +79,4 @@ def first_of_largest(x_NV: Tensor) -> Tensor:
 def check_drawn(tokens: Collection[int]) -> None:
     """Raise RuntimeError, as torch.multinomial does, if a token of the text could not be drawn."""
     if NO_TOKEN in tokens:
-        raise RuntimeError(
-            "the target's logits hold inf or NaN, so that no token can be drawn; decode greedily to look at them"
-        )
+        raise RuntimeError("the target's logits hold inf or NaN, so no token can be drawn; decode greedily to look at them")

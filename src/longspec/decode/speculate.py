@@ -77,9 +77,7 @@ def speculate(
     if not isinstance(prompts, Prefilled):
         prompts = replace(prefill(target, prompts, ahead, drafter.reads), is_last=True)
     elif missing := set(drafter.reads) - set(prompts.reads):
-        raise ValueError(
-            f"prompts: were prefilled without {', '.join(sorted(missing))}: give prefill(..., reads=drafter.reads)"
-        )
+        raise ValueError(f"prompts: prefilled without {', '.join(sorted(missing))}: give prefill(..., reads=drafter.reads)")
     with prompts.lent(ahead) as start:
         clock, read = Stopwatch(start.logits_BV.device), ReadTarget(target, TARGET_ATTENTION, drafter.reads)
         run = _Run(read, drafter, start, nodes, sampler, Texts(start.prompts, stops, max_new_tokens, on_tokens))

@@ -9,7 +9,7 @@ from longspec.config.names import HUB_PREFIX, hub_source
 from longspec.methods.draft_files import CONFIG, METHOD
 from longspec.models.model_folder import download, weight_files
 
-PATTERNS = [CONFIG, "*.safetensors*", "pytorch_model*.bin*", "mask_embedding.pt"]  # the last one of drafts that are refused
+PATTERNS = [CONFIG, "*.safetensors*", "pytorch_model*.bin*", "mask_embedding.pt"]  # with the last one a draft is refused
 
 
 def check_folder(folder: Path) -> list[str]:

@@ -50,9 +50,7 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
     try:
         api.create_repo(repository, private=True if private else None, exist_ok=True)
         if private and not api.model_info(repository).private:
-            raise ValueError(
-                f"{repository}: is there already and is public; leave out --private, or make it private on the hub"
-            )
+            raise ValueError(f"{repository}: is there already and public; leave out --private, or make it private on the hub")
         if revision != "main":
             api.create_branch(repository, branch=revision, exist_ok=True)
         commit = api.create_commit(repository, files, commit_message=f"Draft {folder.name}", revision=revision)

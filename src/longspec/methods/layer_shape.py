@@ -131,9 +131,7 @@ def check_method(method: Any) -> None:
 def check_proposed(method: Any, tokens: int) -> None:
     """Raise ValueError, with the key, if a draft vocabulary is not smaller than the target's `tokens` tokens."""
     if method.vocabulary is not None and method.vocabulary >= tokens:
-        raise ValueError(
-            f"recipe.method.vocabulary: {method.vocabulary}: the target has {tokens} tokens; give fewer, or null for all"
-        )
+        raise ValueError(f"recipe.method.vocabulary: {method.vocabulary}: the target has {tokens} tokens; give fewer, or null")
 
 
 def layers_of(layers: Sequence[int] | None, target_layers: int, first: int) -> tuple[int, ...]:

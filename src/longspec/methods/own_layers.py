@@ -166,9 +166,7 @@ class OwnLayersMethod(Method):
         """Return a draft folder's settings, with tokens from d2t. Raises ValueError with file, key and both values."""
         found, settings = read_draft_config(path, self.name), stored_settings(path, self.schema)
         if found is None or settings is None:
-            raise ValueError(
-                f"{path}: has no config.json of a draft beside it, and does not tell its settings; give a draft folder"
-            )
+            raise ValueError(f"{path}: has no draft's config.json beside it, which tells its settings; give a draft folder")
         if settings.vocabulary is None:
             return settings
         tokens = found[1]["target"]["vocab_size"]

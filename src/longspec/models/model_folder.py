@@ -30,9 +30,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
     """Return tensor -> file name, from an index. Raises ValueError if the index is damaged or a file is missing."""
     where = read_json(index).get(WEIGHT_MAP)
     if not where or not isinstance(where, dict) or any(Path(str(file)).name != file for file in where.values()):
-        raise ValueError(
-            f"{index}: {WEIGHT_MAP}: must hold, for each tensor, the name of a file beside the index; download it again"
-        )
+        raise ValueError(f"{index}: {WEIGHT_MAP}: must name a file beside the index for each tensor; download it again")
     for file in sorted(set(where.values())):
         if not (index.parent / file).is_file():
             raise ValueError(f"{index.parent / file}: missing, though {index.name} lists it; copy or download it again")

@@ -145,9 +145,7 @@ def check_splits(config: PretrainedConfig, ranks: int, path: object) -> None:
         )
     if heads_of_rank(config, ranks) is None:
         fitting = ", ".join(str(size) for size in range(1, heads + 1) if heads % size == 0)
-        raise ValueError(
-            f"{path}: num_key_value_heads: {heads} heads cannot be split over {ranks} ranks; start {fitting} of them"
-        )
+        raise ValueError(f"{path}: num_key_value_heads: {heads} heads cannot be split over {ranks} ranks; start {fitting}")
 
 
 def heads_of_rank(config: PretrainedConfig, ranks: int) -> int | None:

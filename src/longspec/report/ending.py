@@ -25,8 +25,8 @@ def lines(run: str, given: str | None = None) -> list[str]:
         compared = f"greedy output compared: {lossless['tokens_compared']} tokens"
         told.append(f"  {compared}, {lossless['unexplained']} unexplained differences")
     told += ["", f"Report: {numbers.with_suffix('.html').resolve()}"]
-    for number, variant in enumerate(report["overall"]):
-        served = quote(given or run) + (f" --variant {variant}" if number else "")
+    for variant in report["overall"]:
+        served = quote(given or run) + (f" --variant {variant}" if len(report["overall"]) > 1 else "")
         told += _next(served, Path(f"results/{run}/{variant}/final_draft"))
     return told
 
@@ -39,7 +39,7 @@ def _row(report: dict[str, Any], variant: str, drafter: str, tau: dict[str, Any]
 
 
 def _next(served: str, draft: Path) -> list[str]:
-    """Return the commands to see the draft at work, and to serve it if an engine loads it. served: as `serve` is given it."""
+    """Return the commands to see the draft at work, and to serve it if an engine loads it. served: the arguments of `serve`."""
     if not (draft / "config.json").is_file():
         return []
     config = read_json(draft / "config.json")

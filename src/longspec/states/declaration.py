@@ -94,9 +94,7 @@ def checked_config(target_path: str, recipe: Any) -> Any:
         method.layer(config, settings)
     length, positions = recipe.data.sequence_length, position_limit(config)
     if length > positions:
-        raise ValueError(
-            f"recipe.data.sequence_length: {length} tokens are more than the target's {positions} positions; lower it"
-        )
+        raise ValueError(f"recipe.data.sequence_length: {length} tokens exceed the target's {positions} positions; lower it")
     return config
 
 

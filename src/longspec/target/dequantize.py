@@ -67,9 +67,7 @@ def make(source: str, sha256: str | None, fetched: Path | None, out_target: Path
         raise ValueError(f"recipe.model.source: {source}: {path}: no such file; place it there, or correct the path")
     found = sha256_file(path)
     if sha256 is not None and found != sha256:
-        raise ValueError(
-            f"recipe.model.sha256: is {sha256}, that of {path} is {found}; copy the file again, or correct the key"
-        )
+        raise ValueError(f"recipe.model.sha256: is {sha256}, that of {path} is {found}; copy it again, or correct the key")
     folder = out_target.parent / "target"
     with new_folder(folder) as beside:
         convert(path, beside)

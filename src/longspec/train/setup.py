@@ -121,9 +121,7 @@ def open_rows(job: Job) -> TrainedRows:
     for name in ("sequence_length", "collation", "overlong"):
         packed, wanted = first.manifest[name], job.recipe.data[name]
         if packed != wanted:
-            raise ValueError(
-                f"{job.data[0]}: {name}: packed with {packed}, recipe.data.{name} is {wanted}; pack the data again"
-            )
+            raise ValueError(f"{job.data[0]}: {name}: packed with {packed}, recipe.data.{name} is {wanted}; pack again")
     own, mix = [first, *open_alike(job.data[1:], first)], mix_of(job.recipe.data.name)
     held = [str(rows.manifest.get("dataset")) for rows in own]
     if len(own) != len(mix) or (len(mix) > 1 and held != list(mix)):

@@ -40,6 +40,7 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
         run: evaluations.of_run(files[run], settings, configs, targets.sizes_of(of_first[run])[2]) for run in settings["runs"]
     }
     plan = Plan(settings, files, variants, configs, measured)
+    runs.check_own_data(plan)
     runs.check_replays(plan)
     check_finals(plan)
     targets.check_beginnings(plan)

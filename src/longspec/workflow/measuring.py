@@ -122,9 +122,7 @@ class MeasuringPlan(Choices):
             )
         first, second = self.runs
         if (one_target := self.model_of(first)) != (other_target := self.model_of(second)):
-            raise ValueError(
-                f"runs: {first}, {second}: draft for {one_target} and for {other_target}; give two runs of one target"
-            )
+            raise ValueError(f"runs: {first}, {second}: draft for {one_target} and for {other_target}; give runs of one target")
         engine = {"engine": OURS, "serve_python": None}  # evaluation_settings may leave these out
         one, other = (engine | json.loads(self.evaluation_settings(run)) for run in self.runs)
         if changed := differences(one, other, "evaluation."):

@@ -78,9 +78,7 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
     layers = states.target.model.layers
     chosen, last = layers[-1 if start == LAST else len(layers) // 2], layers[-1]
     if not isinstance(getattr(chosen.mlp, "down_proj", None), nn.Linear):
-        raise ValueError(
-            f"recipe.draft.start: {start}: that layer of the target has experts, the draft has none; set it to random"
-        )
+        raise ValueError(f"recipe.draft.start: {start}: that layer of the target has experts, the draft has none; give random")
     pairs = [
         (draft.input_layernorm, chosen.input_layernorm),
         (draft.post_self_attention_layernorm, last.input_layernorm),

@@ -219,9 +219,7 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
     def read() -> None:
         if (own := zero_state.shapes(engine)) != manifest["shapes"]:
             differing = sorted(n for n in own.keys() | manifest["shapes"].keys() if own.get(n) != manifest["shapes"].get(n))
-            raise ValueError(
-                f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train anew in another folder"
-            )
+            raise ValueError(f"{slot}: its parameters are not this draft's: {', '.join(differing)}; train in another folder")
         shards = Shards(slot, manifest["files"])
         for fragment in zero_state.held(engine, write=True):
             for kind, tensor in fragment.kinds.items():

@@ -152,9 +152,7 @@ def read_rows(options: argparse.Namespace, recipes: list[Any]) -> list[list[Rows
     """Return the rows of each stage, for each of its data sets. Raises ValueError if their numbers do not match."""
     recipe_of = [recipe for recipe in recipes for _ in mix_of(recipe.data.name)]
     if len(options.data or options.rows or []) != len(recipe_of):
-        raise ValueError(
-            f"give --data or --rows for each data set of the stages, {len(recipe_of)} in all: they decide the steps"
-        )
+        raise ValueError(f"give --data or --rows for each of the stages' {len(recipe_of)} data sets: they decide the steps")
     if options.data:
         left = map(counted_rows, options.data)
     else:

@@ -5,7 +5,6 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
-from longspec.config import yaml_files
 from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.run_file import Run
 from longspec.data import hub
@@ -73,18 +72,12 @@ def _files(source: str | list[str]) -> list[Path]:
 
 
 def check_data(used: Mapping[str, str], data: Mapping[str, Any], runs: Iterable[Run] = ()) -> None:
-    """Raise ValueError for a used dataset that is not declared, is set wrongly or has no files, for a run that uses none of its
-    own, and for one origin with two shares of held-out records: one dataset would train on what the other holds out.
+    """Raise ValueError for a used dataset that is not declared, has a wrong setting, or whose files do not exist, and for one
+    origin with two shares of held-out records: one dataset would train on what the other holds out.
 
     used: name -> the key that names it; runs: whose files may declare datasets too.
     """
-    file_of: dict[str, str] = {}
-    for run in runs:
-        file_of |= dict.fromkeys(run.says.data, run.file)
-        own = list(yaml_files.read(run.path).get("data", ()))
-        if own and used.keys().isdisjoint(own):
-            named = f"stages: {{{next(iter(run.says.stages))}: {{data: {own[0]}}}}}"
-            raise ValueError(f"{run.file}: data: nothing trains on {', '.join(own)}; name it at a stage, {named}")
+    file_of = {name: run.file for run in runs for name in run.says.data}
     shares: dict[str, tuple[tuple[float, str], str]] = {}  # origin -> share, and the setting as text
     for name, key in used.items():
         file = file_of.get(name, FILE)

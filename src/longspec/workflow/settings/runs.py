@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from longspec import methods
-from longspec.config import compose_stage, differences, plain
+from longspec.config import compose_stage, differences, plain, yaml_files
 from longspec.config.checks import BUILT
 from longspec.config.faults import did_you_mean, faults_in
 from longspec.config.names import checked_name
@@ -40,8 +40,8 @@ def run_of(path: Path, config_dir: Path) -> Run:
     with faults_in(found.file):
         if not says.stages:
             raise ValueError("stages: must name at least one stage")
-        if source is None and says.target is None and "model" not in says.recipe:
-            raise ValueError("target: missing; give hf:<owner>/<repository>, a folder, seen from here, or a .gguf file")
+        if says.target is None and "source" not in says.recipe.get("model", {}):
+            raise ValueError("target: missing; give hf:<owner>/<repository>, a folder, a .gguf file, or one of config/model/")
         if source is not None and not targets.may_be_source(source):
             check_choice("target", source, "model", config_dir, OR_SOURCE)
         if says.method is not None and says.method not in methods.names():
@@ -69,9 +69,7 @@ def check_models(configs: Mapping[Stage, Any]) -> None:
             raise ValueError(f"{key}: '{model.name}', but another stage of the run trains for '{used[run]}'; choose one target")
         target = (model.source, model.sha256, config.build if model.source == BUILT else None)
         if known.setdefault(model.name, target) != target:
-            raise ValueError(
-                f"{key}: '{model.name}' stands for two different targets (source, sha256 or build); give each its own name"
-            )
+            raise ValueError(f"{key}: '{model.name}' stands for two targets (source, sha256 or build); give each its own name")
         if model.source == BUILT and not config.build.mixture:
             raise ValueError(f"config/model/{model.name}.yaml: build.mixture: is empty; name a phase of the target's training")
 
@@ -82,20 +80,18 @@ def check_methods(configs: Mapping[Stage, Any], file: str) -> None:
     file: the run's.
     """
     (run, variant, first), *_ = configs
-    drafts = {stage: _of_draft(config.recipe) for (_, _, stage), config in configs.items()}
+    section, names = methods.settings_of(configs[run, variant, first].recipe.method.name).SAME
+    key = section.removeprefix("recipe.")
+    drafts = {
+        stage: {key: {name: recipe[key].get(name) for name in names}, "init": recipe.init, "method": plain(recipe.method)}
+        for (_, _, stage), recipe in ((each, config.recipe) for each, config in configs.items())
+    }
     for stage, draft in drafts.items():
         if changed := differences(drafts[first], draft, "recipe."):
             raise ValueError(
                 f"run '{run}', variant '{variant}', stage '{stage}': {'; '.join(changed)} since stage '{first}': all stages "
                 f"train one draft; say it once, for all stages, in {file}"
             )
-
-
-def _of_draft(recipe: Any) -> dict[str, Any]:
-    """Return what all stages of a draft share, by section of the recipe."""
-    section, names = methods.settings_of(recipe.method.name).SAME
-    said = plain(recipe)[key := section.removeprefix("recipe.")]
-    return {key: {name: said[name] for name in names if name in said}, "init": recipe.init, "method": plain(recipe.method)}
 
 
 def check_targets(configs: Mapping[Stage, Any], evaluations: Mapping[str, RunEvaluation]) -> None:
@@ -161,6 +157,18 @@ def check_replays(choices: Choices) -> None:
             mix = mix_of(choices.configs[run, variant, replayed].recipe.data.name)
             if of and of[0] not in mix:
                 raise ValueError(f"{key}: stage '{replayed}' trains on no such data set; {did_you_mean(of[0], mix)}")
+
+
+def check_own_data(choices: Choices) -> None:
+    """Raise ValueError if a chosen run's file has a data set that is neither trained on nor measured."""
+    for run, measured in choices.evaluation_of.items():
+        file, bench = choices.files[run], measured.section.get("bench") or {}
+        tasks = [*measured.section["tasks"].values(), *bench.get("tasks", {}).values()]
+        used = choices.datasets_trained_on().union(task.get("data") for task in tasks if task is not None)
+        for name in yaml_files.read(file.path).get("data", ()):
+            if name not in used:
+                key = f"stages.{next(iter(file.says.stages))}.data"
+                raise ValueError(f"{file.file}: data.{name}: no stage trains on it; set {key}: {name}, or remove it")
 
 
 def with_lenders(
