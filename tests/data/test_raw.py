@@ -72,15 +72,16 @@ def test_rejects_name_file_line_field_reason_and_hold_the_bytes(tmp_path: Path, 
 def test_corrected_originals_are_fed_back(tmp_path: Path) -> None:
     for name, lines in (("a", ['{"text": "1"}', '{"txt": "2"}', '{"txt": "3"']), ("b", ['{"txt": "4"}'])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))  # the last line has no end
+    (tmp_path / "c.json").write_text(json.dumps([{"txt": "5"}], indent=1))  # a record of several lines
     settings = {"held_out": 0, "max_rejected": 1}
-    raw.make("d", {"source": [f"{tmp_path}/b.jsonl", f"{tmp_path}/a.jsonl"], **settings}, tmp_path / RAW)
+    raw.make("d", {"source": [f"{tmp_path}/{name}" for name in ("b.jsonl", "a.jsonl", "c.json")], **settings}, tmp_path / RAW)
     originals = (tmp_path / "raw" / "rejects.raw").read_bytes()
-    assert originals == b'{"txt": "2"}\n{"txt": "3"\n{"txt": "4"}\n'
+    assert originals == b'{"txt": "2"}\n{"txt": "3"\n{"txt": "4"}\n{   "txt": "5"  }\n'
     extents = [originals[row["offset"] :][: row["bytes"]] for row in rows(tmp_path / "raw", "rejects")]
-    assert extents == [b'{"txt": "2"}\n', b'{"txt": "3"', b'{"txt": "4"}']
+    assert extents == [b'{"txt": "2"}\n', b'{"txt": "3"', b'{"txt": "4"}', b'{   "txt": "5"  }']
     (tmp_path / "again.jsonl").write_bytes(originals.replace(b"txt", b"text").replace(b'3"', b'3"}'))
     raw.make("e", {"source": str(tmp_path / "again.jsonl"), **settings}, tmp_path / "again" / "manifest.json")
-    assert [row["text"] for row in rows(tmp_path / "again", "train")] == ["2", "3", "4"]
+    assert [row["text"] for row in rows(tmp_path / "again", "train")] == ["2", "3", "4", "5"]
 
 
 def test_reasons_that_differ_in_numbers_count_as_one_and_stand_as_the_first(tmp_path: Path) -> None:

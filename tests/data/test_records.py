@@ -45,7 +45,7 @@ GOOD: list[tuple[dict[str, Any], Text | Chat]] = [
     ({"messages": [ASKED, ANSWERED]}, PAIR),
     ({"messages": json.dumps([ASKED, ANSWERED])}, PAIR),
     ({"messages": [{**ASKED, "name": None}, {**ANSWERED, "tool_calls": None, "refusal": None}]}, PAIR),
-    ({"id": "x_0", "conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, PAIR),
+    ({"conversations": [{"from": "human", "value": "u", "weight": 0}, {"from": "gpt", "value": "a", "weight": 1}]}, PAIR),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": "u"}]}, ANSWERED]}, PAIR),
     ({"messages": [{"role": "user", "content": PARTS}, ANSWERED]}, Chat([{"role": "user", "content": " xy"}, ANSWERED])),
     ({"messages": [EMPTY_SYSTEM, ASKED, ANSWERED]}, Chat([EMPTY_SYSTEM, ASKED, ANSWERED])),

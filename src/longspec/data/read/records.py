@@ -144,7 +144,8 @@ def _conversation(turns: Any, field: str, unanswered: bool) -> Chat:
         raise RecordError(field, "must be a list of messages that is not empty")
     messages = [_message(turn, f"{field}[{number}]") for number, turn in enumerate(turns)]
     roles = [message["role"] for message in messages]
-    if not unanswered and (untrained := [number for number, turn in enumerate(turns) if turn.get("weight") == 0]):
+    untrained = [number for number, role in enumerate(roles) if role == "assistant" and turns[number].get("weight") == 0]
+    if untrained and not unanswered:
         place = f"{field}[{untrained[0]}].weight"
         raise RecordError(place, "is 0, but every answer is trained: end the conversation before it, or remove it")
     if "assistant" not in roles and not unanswered:

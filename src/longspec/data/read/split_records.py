@@ -59,10 +59,10 @@ class Rejects:
         self.rejected = 0
 
     def add(self, item: Item, fault: RecordError) -> None:
-        """Write a fault down. Several of one item (a flattened list's) share its original bytes, on a line of their own."""
+        """Write a fault down. Several of one item (a flattened list's) share its original bytes, on one line of their own."""
         if item is not self._item:
             self._item, self._place = item, {"offset": self._originals.tell(), "bytes": len(item.original)}
-            self._originals.write(item.original if item.original.endswith(b"\n") else item.original + b"\n")
+            self._originals.write(item.original.removesuffix(b"\n").replace(b"\n", b" ") + b"\n")
         self.rejected += 1
         row = {"file": item.file, "line": item.line, "field": _short(fault.field), "reason": _short(fault.reason)}
         kind = _NUMBER.sub("\0", f"{row['field']}: {row['reason']}")
