@@ -4,6 +4,7 @@ The first line says what the lines were made with; lines made with anything else
 """
 
 import os
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,19 +41,26 @@ class Journal(AbstractContextManager["Journal"]):
 
     Every rank makes the same lines and goes on from `lines`; rank 0 writes them. A last line that a kill tore is dropped. Lines
     reach the disk with sync() or whenever the system writes them; lines lost in a power cut are made again. of: what the lines
-    are, for the log. aside: whether a file of lines made otherwise is kept under another name. Raises ValueError, with file and
-    line, for any other line that cannot be read.
+    are, for the log. aside: whether a file of lines made otherwise is kept under another name. keys: of `lines`; None: all.
+    Raises ValueError, with file and line, for any other line that cannot be read.
     """
 
     def __init__(
-        self, path: Path, identity: Identity, ranks: Ranks, *, of: str = "an unfinished evaluation", aside: bool = False
+        self,
+        path: Path,
+        identity: Identity,
+        ranks: Ranks,
+        *,
+        of: str = "an unfinished evaluation",
+        aside: bool = False,
+        keys: Sequence[str] | None = None,
     ) -> None:
         self.path = path
         self._handle: TextIO | None = None  # on rank 0
-        self.lines = of_first_rank(lambda: self._open(identity, of, aside=aside), ranks)
+        self.lines = of_first_rank(lambda: self._open(identity, of, aside, keys), ranks)
 
-    def _open(self, identity: Identity, of: str, *, aside: bool) -> list[Line]:
-        lines = _lines_of(self.path, identity, of)
+    def _open(self, identity: Identity, of: str, aside: bool, keys: Sequence[str] | None) -> list[Line]:
+        lines = _lines_of(self.path, identity, of, keys)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if lines is None:
             if aside and self.path.exists():
@@ -88,9 +96,9 @@ class Journal(AbstractContextManager["Journal"]):
             self.path.unlink()
 
 
-def _lines_of(path: Path, identity: Identity, of: str) -> list[Line] | None:
+def _lines_of(path: Path, identity: Identity, of: str, keys: Sequence[str] | None = None) -> list[Line] | None:
     """Return the whole lines of a file begun with this identity; None if there are none to go on with."""
-    lines = jsonl.whole_lines(path)
+    lines = jsonl.whole_lines(path, None if keys is None else ("identity", *keys))
     if not lines:
         return None
     begun_with = lines[0].get("identity")

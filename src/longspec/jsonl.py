@@ -3,7 +3,8 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -91,15 +92,18 @@ def parse(line: bytes) -> dict[str, Any]:
     return found
 
 
-def whole_lines(path: Path) -> list[dict[str, Any]]:
+def whole_lines(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
     """Return the rows of a growing file of ours, [] without a file. A last line that a kill tore is left out.
 
-    Raises ValueError, with the line, for any other line that holds no object.
+    keys: those that are kept, since ids of long answers need much memory; None: all. Raises ValueError, with the line, for any
+    other line that holds no object.
     """
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else [], start=1):
-        try:
-            rows += [parse(line)] if line else []
-        except ValueError as error:
-            raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
+    with path.open("rb") if path.exists() else nullcontext(()) as lines:
+        for number, line in enumerate(lines, start=1):
+            try:
+                row = parse(line) if line.endswith(b"\n") and line.strip() else {}
+            except ValueError as error:
+                raise ValueError(f"{path}: line {number}: damaged ({error}); remove that line") from error
+            rows += [row if keys is None else {key: row[key] for key in keys if key in row}] if row else []
     return rows

@@ -106,10 +106,10 @@ def acquire(out: Path, host: str | None = None) -> Lease:
     is_locked = True
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise _refusal(out, read(out)) from None
-    except OSError:  # a file system without locks
-        is_locked = False
+    except OSError as error:  # a file system without locks, or the lock of another job; a dead machine's may stay for long
+        is_locked, found = False, read(out)
+        if isinstance(error, BlockingIOError) and (found is None or machine.items() <= found.holder.items()):
+            raise _refusal(out, found) from None
     before = _wait_until_free(out, machine if is_locked else None)
     return Lease(out, *_write(out, machine, before), lock)
 

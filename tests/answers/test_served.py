@@ -148,6 +148,18 @@ def test_each_reply_decides_its_own_record(case: Case, tmp_path: Path) -> None:
     assert {end: count for end, count in made["ends"].items() if count} == {"answered": 3, "cut": 1, "dropped": 4, "failed": 5}
 
 
+def test_a_whole_shard_is_made_again_without_its_server_and_with_the_same_bytes(case: Case, tmp_path: Path) -> None:
+    """Also of what failed, whose answers would be other records, and train finished stages anew."""
+    with serving(lambda body, _: REPLIES[question(body)][0]) as server:
+        made = ask_alone(case, tmp_path, server, REPLIES, max_failed=1.0)
+    before = (tmp_path / "out/journal.jsonl").read_bytes()
+    assert made["ends"]["failed"]
+    assert ask_alone(case, tmp_path, server, REPLIES, max_failed=1.0) == made
+    assert (tmp_path / "out/journal.jsonl").read_bytes() == before
+    with refused(server.address, "lists no models"):
+        ask_alone(case, tmp_path, server, [*REPLIES, ASKED[0]], max_failed=1.0)
+
+
 def test_a_server_that_repeats_the_key_puts_it_nowhere(
     case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

@@ -25,7 +25,7 @@ from pathlib import Path
 from longspec.distributed import find_ranks
 ranks, way = find_ranks(), sys.argv[1]
 heard = []
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
     signal.signal(number, lambda number, _: heard.append(signal.Signals(number).name))
 print(f"rank {ranks.rank} of {ranks.world_size}, {os.environ['OMP_NUM_THREADS']} threads, pid {os.getpid()}.", flush=True)
 if way == "fail":
@@ -124,7 +124,9 @@ def test_without_a_raised_error_the_told_one_is_the_last_word() -> None:
     assert last_words("all is well\n") == ""
 
 
-@pytest.mark.parametrize(("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGINT, True), (signal.SIGHUP, True)])
+@pytest.mark.parametrize(
+    ("number", "whole_group"), [(signal.SIGTERM, False), (signal.SIGUSR1, False), (signal.SIGINT, True), (signal.SIGHUP, True)]
+)
 def test_a_signal_reaches_the_ranks_once_and_they_are_waited_for(folder: Path, number: int, whole_group: bool) -> None:
     """To the launcher alone, as `kill` does; to its group, as a terminal's Ctrl-C or its end does."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup nobody hears it

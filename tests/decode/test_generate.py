@@ -161,6 +161,8 @@ def test_nothing_that_changes_the_text_is_passed_over(target, folder: Path, batc
         ({"inputs": ids}, ("inputs, input_ids",)),
         ({"input_ids": ids.double()}, ("input_ids", "int64 or int32")),
         ({"num_beams": 2}, ("beam_search", "do_sample")),
+        ({"penalty_alpha": 0.6, "top_k": 4}, ("penalty_alpha", "leave it out")),
+        ({"output_hidden_states": True}, ("output_hidden_states", "not done")),
         ({"max_new_tokens": None}, ("max_new_tokens", "by max_length")),
         ({"max_new_tokens": None, "max_length": 9}, ("max_new_tokens, max_length", "for 0")),
         ({"return_dict_in_generate": True}, ("return_dict_in_generate",)),

@@ -41,7 +41,9 @@ def state(target: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("method", "shape"), [("glide", 4), ("eagle3", DEFAULT_SHAPE), ("dflash", 4)])
 def test_nothing_on_the_target_changes(shape: Any, method: str) -> None:
+    """Nor with a flag in its configuration that has transformers hook the layers."""
     target = make_target(1, **DEPTHS[method])
+    target.config.output_hidden_states = method == "eagle3"
     target.model.layers[0].register_forward_hook(lambda *_: None)
     before, during = state(target), []
     decoded(target, make_drafter(method, target), shape=shape, on_tokens=lambda *_: during.append(state(target)))

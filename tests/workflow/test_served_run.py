@@ -9,11 +9,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from longspec.atomic_files import write_json
 from longspec.cli import serve
+from longspec.config import plain
 from longspec.methods.glide import settings as glide
-from tests.refusals import check
+from tests.refusals import check, refused
 from tests.workflow.planning import Settings, install
 
 DRAFT, TARGET = Path("results/demo-eagle3/ttt/final_draft"), "models/demo/target"
@@ -144,3 +146,6 @@ def test_for_llama_cpp_it_prints_what_to_type(finished: Settings, longspec: Any)
     export_line, server_line = serve.llama_cpp_commands(DRAFT, {}, windowed, 4)
     assert "--context" not in export_line
     assert "--spec-type draft-dflash" in server_line
+    method = plain(finished.plan(runs=["demo-eagle3"]).first_recipe("demo-eagle3", "ttt").method)
+    with refused("recipe.method.fc_norm: true", "llama.cpp"):
+        serve.llama_cpp_commands(DRAFT, made, OmegaConf.create({"method": method | {"fc_norm": True}}), 4)

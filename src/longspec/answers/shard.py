@@ -30,6 +30,7 @@ from longspec.shown import duration
 
 PROGRESS_SECONDS = 30.0  # between two lines of progress
 MAX_REASONS = 10  # in an error or a log
+COUNTED = ("record", "end", "reason", "answers", "tokens")  # keys of a journal's line
 
 
 class Tally:
@@ -120,22 +121,25 @@ def make(
     hashes = {"target": (sha256_file(target), target_hash(target)), "tokenizer": (sha256_file(tokenizer), of_tokenizer)}
     made_with = {"dataset": dataset["name"], "settings": json.loads(deciding(settings)), "raw": hashes_of(dataset)}
     made_with |= {"num_shards": num_shards, "shard": shard} | {key: files for key, (_, files) in hashes.items()}
+    # A journal that an older longspec began, with the hashes of these manifests, goes on as it is.
+    older = made_with | {key: text for key, (text, _) in hashes.items()}
+    path, conversations = out.parent / JOURNAL, read(raw, shard, num_shards, settings.cut)
     endpoint = None  # None as long as this job computes, or has not started its server
     if settings.endpoint is not None:
         names = _names_of(target, folder, out.parent.parent, hashes["target"])
-        endpoint = client.Client(settings.endpoint, settings, names)
-        made_with |= {SERVED: endpoint.find_model()}
+        endpoint, served = client.Client(settings.endpoint, settings, names), {SERVED: _begun_with(path).get(SERVED)}
+        is_alike = _begun_with(path) in (made_with | served, older | served)
+        if not (is_alike and path.read_bytes().count(b"\n") > len(conversations)):  # else nobody is asked
+            served = {SERVED: endpoint.find_model()}
+        made_with, older = made_with | served, older | served
     positions = position_limit(read_target_config(folder))
     asker = Asker(own, folder, positions, settings, f"data.{dataset['name']}.regenerate")
-    conversations = read(raw, shard, num_shards, settings.cut)
     with ExitStack() as alone:
         if ranks.is_main:  # no other job writes here, and no manifest may stand beside a journal that grows
             alone.callback(acquire(out.parent).release)
             out.unlink(missing_ok=True)
-        # A journal that an older longspec began, with the hashes of these manifests, goes on as it is.
-        older = made_with | {key: text for key, (text, _) in hashes.items()}
-        identity = older if _begun_with(out.parent / JOURNAL) == older else made_with
-        with Journal(out.parent / JOURNAL, identity, ranks, of=f"{dataset['name']}'s answers", aside=True) as journal:
+        identity, of = older if _begun_with(path) == older else made_with, f"{dataset['name']}'s answers"
+        with Journal(path, identity, ranks, of=of, aside=True, keys=COUNTED) as journal:
             tally = _answer(conversations, journal, asker, endpoint, ranks)
         manifest = identity | tally.describe() | {HASHES: hashes}
         if ranks.is_main:
@@ -168,8 +172,11 @@ def _names_of(target: Path, folder: Path, answers: Path, hashes: tuple[str, str]
 def _answer(
     conversations: list[Conversation], journal: Journal, asker: Asker, endpoint: client.Client | None, ranks: Ranks
 ) -> Tally:
-    """Journal each conversation that does not fail; return the tally. A server that this job starts ends with this call."""
-    settings, lines = asker.settings, journal.lines or []
+    """Journal each conversation; return the tally. A server that this job starts ends with this call.
+
+    Failed ones come last, when no others are left: a job that ends before asks them again, and one that runs again does not.
+    """
+    settings, lines, failed = asker.settings, journal.lines or [], list[dict[str, Any]]()
     done = {(name, number) for name, number in (line["record"] for line in lines)}
     tally = Tally(len(conversations), lines)
     left = [each for each in conversations if each.key not in done]
@@ -189,11 +196,12 @@ def _answer(
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in answered:
             for line in (each.line() for each in together):
-                if line["end"] != FAILED:
-                    journal.append(line)
+                (failed.append if line["end"] == FAILED else journal.append)(line)
                 tally.count(line)
             tally.tell(PROGRESS_SECONDS)
             tally.check(settings.max_failed)
+    for line in failed:
+        journal.append(line)
     journal.sync()
     if ranks.is_main:
         tally.tell()

@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
 def torchrun(options: argparse.Namespace) -> list[str]:
     """Return the command that starts the ranks of one node."""
     command = [*TORCHRUN, f"--nproc-per-node={options.ranks}", f"--shutdown-timeout={PATIENCE}"]
+    command.append("--signals-to-handle=SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")  # by default not the last one
     if options.nodes == 1:
         return [*command, "--standalone"]
     job = os.environ["SLURM_JOB_ID"]
@@ -99,7 +100,7 @@ def start(command: list[str], output: TextIO, environment: dict[str, str]) -> "s
             with suppress(ProcessLookupError):
                 process.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         if (number, signal.getsignal(number)) != (signal.SIGHUP, signal.SIG_IGN):  # nohup ignores it
             signal.signal(number, pass_on)
     return process

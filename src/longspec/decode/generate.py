@@ -41,6 +41,9 @@ NOT_DONE = (  # settings of generate that show in no logits processor
     "token_healing",
     "use_mtp",
     "prefill_chunk_size",
+    "penalty_alpha",
+    "dola_layers",
+    "assistant_early_exit",
 )
 
 
@@ -108,7 +111,11 @@ def generate(
         whole += [generation_config is None and model.generation_config.max_length]
         config.max_new_tokens = next((length - given.shape[1] for length in whole if length), None)
     off = {"synced_gpus": False}  # what a caller may say, since it is so anyway
-    _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))})
+    _refuse(
+        model,
+        config,
+        {name for name, value in rest.items() if name not in (*TEXT, *NOT_DONE) and value not in (None, off.get(name))},
+    )
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
     # Whatever may be refused is refused before anything is streamed.
@@ -167,15 +174,15 @@ def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
         raise ValueError(f"max_new_tokens, max_length: leave room for {config.max_new_tokens} new tokens; give more")
     if config.prompt_lookup_num_tokens:
         raise ValueError("prompt_lookup_num_tokens: stands in the generation config; give it as an argument, and None there")
-    mode = config.get_generation_mode()
-    if mode not in MODES:
-        raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
     wanted = [name for name in NOT_DONE if getattr(config, name, None)]
     wanted += ["cache_implementation"] if config.cache_implementation not in (None, "dynamic") else []
     wanted += ["use_cache"] if config.use_cache is False else []
     if wanted:
         fix = "leave it out, or overrule the target's generation config by an argument, such as use_cache=True"
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; {fix}")
+    mode = config.get_generation_mode()
+    if mode not in MODES:
+        raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")
     prompt = torch.zeros(1, 1, dtype=torch.int64)  # transformers makes some processors only where it is given a prompt
     lengths = {"input_ids_seq_length": 1, "encoder_input_ids": prompt, "device": "cpu", "model_kwargs": {}}
     processors = model._get_logits_processor(config, **lengths)

@@ -18,6 +18,9 @@ from transformers.cache_utils import Cache
 from longspec.models.target import draft_device
 from longspec.states.tensors import FINAL, HIDDEN, KEYS, VALUES, layer_of, layers_of
 
+# With one of them in its configuration, transformers' forward hooks the layers, whose hooks are the target's own too.
+CAPTURED = ("output_hidden_states", "_output_attentions", "output_router_logits")
+
 
 def twin_with(model: Any, attention: str) -> Any:
     """Return a twin of the model that runs with the attention registered under this name.
@@ -44,6 +47,7 @@ def twin_with(model: Any, attention: str) -> Any:
         if "config" in held:
             held["config"] = deepcopy(held["config"], configs)
             held["config"]._attn_implementation = attention
+            vars(held["config"]).update(dict.fromkeys(CAPTURED, False))
         if "forward" in held:
             held.update({name: _rebound(value, twins) for name, value in held.items()})
     return twins[id(model)]

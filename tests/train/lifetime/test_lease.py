@@ -141,6 +141,15 @@ def test_of_a_holder_elsewhere_only_the_beat_tells(tmp_path: Path, capsys: pytes
     )
 
 
+def test_a_lock_that_a_dead_machine_left_is_no_sign_of_life(tmp_path: Path) -> None:
+    """A server of files keeps a dead machine's locks until it comes back."""
+    with (tmp_path / lease.LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with beating(tmp_path), refused(tmp_path, "on node7, process 5", "scancel 77"):
+            acquire(tmp_path)
+        assert is_held_by(tmp_path, acquire(tmp_path))
+
+
 def test_of_many_that_take_over_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", lambda *_: None)  # which other machines do not see
     monkeypatch.setattr(lease, "STALE", 0.3)
