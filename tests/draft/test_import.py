@@ -209,6 +209,17 @@ def test_a_run_of_another_draft_is_told_what_to_write(
     METHOD.load(METHOD.layer(made[1].config, settings), folder, made[1].config, settings)
 
 
+def test_a_folder_of_other_files_is_not_replaced(imports: Imports, tmp_path: Path) -> None:
+    source, out = engines(tmp_path / "published", tensors() | published.vocabulary()), tmp_path / "imported"
+    out.mkdir()
+    (out / "rows.jsonl").touch()
+    with refused(out, kind=SystemExit):
+        imports(source)
+    assert [path.name for path in out.iterdir()] == ["rows.jsonl"]
+    (out / "rows.jsonl").unlink()
+    assert imports(imports(source).parent / "imported") == out  # over an empty folder, and over a draft
+
+
 def test_from_the_hub_by_hand_and_by_its_manifest(imports: Imports, verb: Verb, hub: Hub, tmp_path: Path) -> None:
     source = engines(tmp_path / "published", tensors() | published.vocabulary())
     files = {path.name: path.read_bytes() for path in source.iterdir()}

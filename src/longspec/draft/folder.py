@@ -96,8 +96,10 @@ def write_draft(
     """Write a draft folder with these tensors; it appears whole or not at all.
 
     vocabulary: written as a file of the folder; tokenizer: a folder whose tokenizer is copied; training: for each stage the
-    `recipe` and `runtime` it was trained with.
+    `recipe` and `runtime` it was trained with. Raises ValueError if the folder holds something else than a draft.
     """
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / GENERATE).parent.is_dir():
+        raise ValueError(f"{folder}: holds other files than a draft's, which would be lost; give another folder")
     draft_manifest(folder).unlink(missing_ok=True)  # describes the previous folder
     with new_folder(folder) as beside:
         save_file(published, beside / SAFETENSORS, metadata={"format": "pt"})
