@@ -154,7 +154,7 @@ def test_another_vocabulary_is_refused(make: Make) -> None:
     [
         ({"settings": {"ids": [1]}}, "/config.json: settings: ids", "unknown"),
         ({"draft": "glide"}, "/config.json: draft: is 'glide'", "'eagle3'"),
-        (None, ":", "no config.json"),
+        (None, ":", "config.json beside it"),
     ],
 )
 def test_strange_settings_are_refused(make: Make, fields: dict[str, Any] | None, place: str, fact: str) -> None:

@@ -61,7 +61,7 @@ def test_a_folder_is_pointed_at(folder: Path, tmp_path: Path, monkeypatch: pytes
         (
             lambda f: write_json(f / "model.safetensors.index.json", {"weight_map": {"a": "../model.safetensors"}}),
             "{}/model.safetensors.index.json: weight_map:",
-            "must hold",
+            "beside the index",
         ),
         (lambda f: (f / "model.safetensors.index.json").unlink(), "{}: no weights", "expected model.safetensors"),
         (shutil.rmtree, "recipe.model.source: {}:", "hf:<repository>"),

@@ -114,7 +114,7 @@ def test_a_stage_of_several_sources_is_counted_by_their_shares(folder: Path, cap
     assert sum(mixed.operations) == pytest.approx((sum(alone.operations) + 10 * sum(of_ten)) / 11)
     write_text(folder / "recipe.yaml", to_yaml(recipe))
     assert plan.main(command(folder, "--rows", "400")) == 1
-    assert "give --data or --rows for each data set of the stages, 2 in all: " in capsys.readouterr().err
+    assert "give --data or --rows for each of the stages' 2 data sets" in capsys.readouterr().err
     assert plan.main(command(folder, "--rows", "400", "100")) == 0
 
 
