@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
+from typing import Any
 
 from longspec.atomic_files import read_json, write_json
-from longspec.decode.levels import Shape, shape_of, stored
+from longspec.decode.levels import Budget, Shape, shape_of, stored
 
 FILE = "acceptance.json"  # in a final draft's folder, once it was evaluated
 LONGEST = 16  # tokens of the longest chain whose cost is measured
+
+
+def shape_name(shape: Any) -> str:
+    """Return a shape's name, such as: chain of 4; tree 4-16-16; tree of up to 16, 8 deep."""
+    shape = shape if isinstance(shape, Budget) else shape_of(shape)
+    if isinstance(shape, Budget):
+        return f"tree of up to {shape.nodes}, {shape.depth} deep"
+    return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
 
 
 @dataclass(frozen=True)

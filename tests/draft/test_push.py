@@ -129,7 +129,7 @@ def report(tmp_path: Path) -> Path:
         "variants": {"sinkpi-slicing": by_task},
         "overall": {"sinkpi-slicing": {name: interval(mean + 0.5) for name, mean in drafters.items()}},
         "against_baselines": {"sinkpi-slicing": [{"before": "lookup", "stage": "longcot"}]},
-        "measured": {"sinkpi-slicing": {"longcot": [{"temperature": 0.6}, {"temperature": 0.0}]}},
+        "measured": {"sinkpi-slicing": {"longcot": [{"temperature": 0.6, "shape": [4, 6]}, {"temperature": 0.0, "shape": 3}]}},
     }
     write_json(tmp_path / "report.json", content)
     return tmp_path / "report.json"
@@ -204,7 +204,7 @@ def test_every_byte_and_a_card_arrive(
     assert yaml.safe_load(header)["base_model"] == "Qwen/QwQ-32B-Preview"
     for line in (
         "| this draft | 3.50 [3.40, 3.60] | 2.50 [2.40, 2.60] | 3.00 [2.90, 3.10] |",
-        "64 prompts, temperature 0.6.",
+        "64 prompts, temperature 0.6, tree 4-6.",
         "| lookup | 2.50 [2.40, 2.60] | 1.50 [1.40, 1.60] | 2.00 [1.90, 2.10] |",
         "| base | slimpajama | 1024 | base | 1,000,000 |",
         "| longcot | longcot | 32768 | longcot | 3,000,000 |",

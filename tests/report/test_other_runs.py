@@ -118,7 +118,8 @@ def test_its_gain_over_the_draft_alone_is_told(tmp_path: Path) -> None:
     assert found["with_lookup"]["base"]["difference"] == pytest.approx(1)
     assert found["against_baselines"] == alone["against_baselines"], "it is no baseline"
     speed = found["speed"]["base"][WITH_LOOKUP]["speed_up"]["mean"]
-    text = read_page(tmp_path)[2]
+    _, page, text = read_page(tmp_path)
+    assert page.index("after a prompt of") < page.index('class="sample"'), "each text stands below its task's heading"
     assert f"tokens of prompt lookup beside it the final draft brings {mean[WITH_LOOKUP]:.2f} tokens a round: +1.00" in text
     assert f", {speed:.2f} times plain decoding." in text
     (chain, beside, lookup) = read_acceptance(tmp_path / "results/base/final_draft")

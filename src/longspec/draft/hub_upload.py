@@ -112,6 +112,7 @@ def acceptance_table(report: Path, variant: str | None, stage: str) -> dict[str,
         ranges = ["" if figure["low"] is None else f" [{figure['low']:.2f}, {figure['high']:.2f}]" for figure in figures]
         cells = [f"{figure['mean']:.2f}{told}" for figure, told in zip(figures, ranges, strict=True)]
         rows.append({"name": "this draft" if name == stage else name, "cells": cells})
-    temperature = content["measured"][variant][stage][0]["temperature"]  # the main setting, which a report shows throughout
-    decoding = f"temperature {temperature:g}" if temperature else "greedy decoding"
+    main = content["measured"][variant][stage][0]  # the main setting, which a report shows throughout
+    decoding = f"temperature {main['temperature']:g}" if main["temperature"] else "greedy decoding"
+    decoding += f", {chain_length.shape_name(main['shape'])}"
     return {"tasks": tasks, "rows": rows, "prompts": overall[stage]["prompts"], "decoding": decoding}

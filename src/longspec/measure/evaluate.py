@@ -148,8 +148,8 @@ def measure_all(
     if left_out:
         log(f"{journal.path}: {left_out} lines of other prompts or settings are left out")
     done |= measurer.lines({key: item for key, item in all_work.items() if key not in done}, journal)
-    # Nothing is computed from the reference answer, which may have changed, so take the prompt's current one.
-    return [done[key] | {"reference": prompt.reference} for key, (prompt, _) in all_work.items()]
+    # Nothing is computed from the reference answer and the record's number, which may have changed: take the current ones.
+    return [done[key] | {"reference": prompt.reference, "record": prompt.record} for key, (prompt, _) in all_work.items()]
 
 
 def given_files(options: argparse.Namespace, section: tasks.Settings) -> dict[str, Any]:

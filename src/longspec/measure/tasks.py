@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from longspec.atomic_files import sha256_text
+from longspec.chain_length import shape_name
 from longspec.config.faults import check, faults_in
 from longspec.data.align.fields import compose
 from longspec.data.hub import parse as parse_hub
 from longspec.data.raw import is_hub
 from longspec.data.read.record_checks import RecordError
 from longspec.data.read.source_files import ARCHIVE
-from longspec.decode.levels import Budget, Shape, depth_of, shape_of, size_of
+from longspec.decode.levels import Shape, depth_of, shape_of, size_of
 from longspec.engines import ENGINES, OURS, Engine
 from longspec.measure.section import MOST_NODES, Evaluation
 
@@ -153,14 +154,6 @@ class Settings:
     def draft_tokens(self) -> int:
         """Return the most drafted tokens that a round of the main setting can keep."""
         return self.settings[0].depth
-
-
-def shape_name(shape: Any) -> str:
-    """Return a shape's name, such as: chain of 4; tree 4-16-16; tree of up to 16, 8 deep."""
-    shape = shape if isinstance(shape, Budget) else shape_of(shape)
-    if isinstance(shape, Budget):
-        return f"tree of up to {shape.nodes}, {shape.depth} deep"
-    return f"chain of {shape}" if isinstance(shape, int) else f"tree {'-'.join(map(str, shape))}"
 
 
 def parse(section: dict[str, Any]) -> Settings:

@@ -5,10 +5,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from longspec import methods, shown
+from longspec.chain_length import shape_name
 from longspec.config.names import UNTRAINED
 from longspec.data.layout_tally import answer_reasons, cut_warning, unlike_served_warning
 from longspec.measure.estimates import FEWEST
-from longspec.measure.tasks import Settings, shape_name
+from longspec.measure.tasks import Settings
 from longspec.report import plots, tables
 from longspec.report.answer import verdict
 from longspec.report.inputs import Variant

@@ -154,10 +154,10 @@ class Plan(MeasuringPlan):
     def compared_options(self, first: str, second: str) -> list[str]:
         """Return the options of a report on two runs: all that their own reports read, with run/variant as variant names.
 
-        compared_page has checked that both are measured alike; the gates are the first run's.
+        compared_page has checked that both are measured alike. The runs' gates may differ: their own reports judge by them.
         """
         both = [(run, variant) for run in (first, second) for variant in self.variants[run]]
-        options = ["--settings", self.evaluation_settings(first), "--gates", self.gates(first)]
+        options = ["--settings", self.evaluation_settings(first), "--gates", json.dumps(dict.fromkeys(self.settings["gates"]))]
         options += ["--model-dir", str(Path(self.target(first)).parent)]
         options += [each for run, name in both for each in ("--variant", f"{run}/{name}=results/{run}/{name}")]
         vocabularies = [path for run, name in both for path in self.vocabulary_while_drafting(run, name)]
