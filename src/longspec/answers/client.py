@@ -98,9 +98,7 @@ class Client:
         self.is_vllm = "vllm" in owners.values()
         wanted = self.settings.served_model
         if wanted not in names and (wanted or len(names) != 1):
-            raise ValueError(
-                f"{self.address}: serves {', '.join(names) or 'no model'}; set regenerate.served_model to the target's name"
-            )
+            raise ValueError(f"{self.address}: serves {', '.join(names) or 'no model'}; set regenerate.served_model")
         self.model = wanted or names[0]
         parts = Path(self.model).parts
         if not (wanted or self.target is None or {self.model, *parts[-1:], "/".join(parts[-2:])}.intersection(self.target)):

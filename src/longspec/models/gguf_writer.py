@@ -202,9 +202,7 @@ def _splitting(pre_tokenizer: Any, file: Path) -> str:
         return DIGITS_APART
     if kinds == ["ByteLevel"] and parts[0].get("use_regex", True):
         return AS_GPT2
-    raise ValueError(
-        f"{file}: pre_tokenizer: llama.cpp has no name that is known here for this way to split text; serve it by vLLM"
-    )
+    raise ValueError(f"{file}: pre_tokenizer: llama.cpp has no name known here for this way to split text; serve it by vLLM")
 
 
 def _begins_with_special(post_processor: Any) -> bool:

@@ -147,3 +147,21 @@ def test_a_rows_numbers(corpus: Corpus) -> None:
     assert row["mfu"] == pytest.approx(expected / 1.5 / 4e12)
     assert row["tokens_per_second"] == 4 * rows.sequence_length
     assert row["peak_rss_bytes"] > 2**20
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA GH200 480GB", 989),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA T4", None),
+    ],
+)
+def test_a_gpus_peak_is_that_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch, device: str, tflops: float | None) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: device)
+    assert flops.peak(torch.device("cuda"), torch.bfloat16, None) == (None if tflops is None else tflops * 1e12)

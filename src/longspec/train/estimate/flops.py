@@ -24,9 +24,12 @@ from longspec.states.tensors import FINAL
 # Dense bf16 tensor-core FLOP/s from the makers' data sheets, by a part of the device's name. The first match counts, so longer
 # names come first: "H100 PCIe" before "H100".
 PEAK_BF16 = {
+    "GB200": 2500e12,
     "B200": 2250e12,
+    "NVL": 835e12,  # of H100 and H200
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H800 PCIe": 756e12,
     "H100": 989e12,
     "H800": 989e12,
     "A100": 312e12,
