@@ -54,7 +54,7 @@ with one_line_errors():
     PLAN = checked_plan(config)
     if workflow.is_main_process:  # jobs read this file again
         check_prompts(PLAN)
-        for line in PLAN.other_sources():
+        for line in PLAN.unnoticed():
             logger.warning(line)
     ANSWERS = AnswersPlan(PLAN)
     STATES = StatesPlan(PLAN)

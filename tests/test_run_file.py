@@ -71,6 +71,19 @@ def test_what_a_run_says_replaces_what_its_base_says_of_a_stage(config: Path) ->
         assert compose_stage("second", "base", "mine", config).recipe.data.name == "puzzles"
 
 
+def test_of_another_target_the_name_stays_behind_and_of_another_engine_its_keys(config: Path) -> None:
+    """Else two targets would share one folder."""
+    answers = "{chats: {source: a.jsonl, regenerate: {new_tokens: 9, batch: 8}}}"
+    write(config, mine=f"target: a-llama\ndata: {answers}\nrecipe: {{model: {{name: short, family: llama}}, seed: 7}}\n")
+    other = "data: {chats: {regenerate: {engine: endpoint, endpoint: http://n}}}"
+    write(config, second=f"base: mine\ntarget: another\n{other}\n")
+    says = read_run("second", [config]).says
+    assert says.recipe == {"seed": 7}
+    assert says.data["chats"] == {"source": "a.jsonl", "regenerate": {"engine": "endpoint", "endpoint": "http://n"}}
+    write(config, second="base: mine\ntarget: moved\nrecipe: {model: {name: short}}\n")
+    assert read_run("second", [config]).says.recipe == {"seed": 7, "model": {"name": "short"}}
+
+
 def test_of_another_method_the_keys_of_draft_and_method_stay_behind(config: Path) -> None:
     """They are GLIDE's, which EAGLE-3 does not know."""
     write(config, mine="base: demo\nmethod: eagle3\nvariants: [ttt]\nrecipe: {method: {layers: [0, 1, 2], vocabulary: 64}}\n")

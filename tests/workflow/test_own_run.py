@@ -18,7 +18,7 @@ from longspec.workflow.checks import bench_of, check_prompts
 from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
 from tests.gguf_files import write as write_gguf
-from tests.refusals import refused
+from tests.refusals import check, refused
 from tests.workflow.planning import Settings
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "vocab_size": 128256, "max_position_embeddings": 2048}
@@ -70,16 +70,16 @@ def test_records_of_another_source_under_its_name_are_told(own: Settings, monkey
     monkeypatch.chdir(own.folder)
     for source, told in (("inputs/*.jsonl", 0), ("other.jsonl", 1)):
         write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": source}})
-        lines = own.plan(run="mine").other_sources()
+        lines = own.plan(run="mine").unnoticed()
         assert (len(lines), "".join(lines).startswith("data.chats:")) == (told, bool(told))
     inputs = {path: {"bytes": Path(path).stat().st_size} for path in map(str, Path("inputs").glob("*.jsonl"))}
     write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": "inputs/*.jsonl"}, "inputs": inputs})
-    assert own.plan(run="mine").other_sources() == []
+    assert own.plan(run="mine").unnoticed() == []
     path = next(iter(inputs))
     Path(path).write_text(Path(path).read_text() * 2)
-    assert own.plan(run="mine").other_sources() == []  # newer: Snakemake makes the records again
+    assert own.plan(run="mine").unnoticed() == []  # newer: Snakemake makes the records again
     os.utime(path, (0, 0))
-    [line] = own.plan(run="mine").other_sources()
+    [line] = own.plan(run="mine").unnoticed()
     assert f"data.chats: {path}:" in line
 
 
@@ -143,6 +143,35 @@ def test_data_that_no_stage_trains_on_is_not_left_out_silently(own: Settings, st
     assert {config.recipe.data.name for config in own.plan(run="mine").configs.values()} == {"chats"}
     write(own, "base: demo\ndata: {chats: inputs/*.jsonl}\n")
     own.refuses(f"{MINE}: data.chats", "set stages.base.data: chats", run="mine")
+
+
+def test_a_changed_target_and_results_without_their_records_are_told(own: Settings) -> None:
+    """Snakemake notices neither."""
+    manifest = Path("models") / recipe_of(own).model.name / "target_manifest.json"
+    write_json(manifest, {"path": "my-llama", "files": {"config.json": {}}})
+    assert own.plan(run="mine").unnoticed() == []
+    os.utime("my-llama/config.json", (later := manifest.stat().st_mtime + 9, later))
+    [line] = own.plan(run="mine").unnoticed()
+    check(line, "my-llama/config.json", "-R fetch_target")
+    os.utime("my-llama/config.json", (1, 1))
+    Path("results/mine/ttt/train").mkdir(parents=True)
+    Path("results/mine/ttt/train/recipe.yaml").touch()
+    [line] = own.plan(run="mine").unnoticed()
+    check(line, "results/", ".snakemake/")
+    Path(".snakemake/metadata").mkdir(parents=True)
+    Path(".snakemake/metadata/one").touch()
+    assert own.plan(run="mine").unnoticed() == []
+
+
+def test_of_a_target_that_is_not_there_yet_prompts_leave_room_for_the_text(own: Settings) -> None:
+    """As after it was fetched, so that no evaluation ends then, nor is made again."""
+    write(own, RUN.replace("my-llama", "hf:o/small") + "evaluation: {new_tokens: 1000}\n")
+    facts = {"source": "hf:o/small", "family": "llama", "layers": 8, "tokens": 128256, "positions": 2048}
+    write_json(own.folder / "config/run/mine.target.json", facts)
+    before = own.plan(run="mine").evaluation_settings("mine")
+    assert json.loads(before)["tasks"]["chats"]["context"] == [16, 2048 - 1000 - 64]
+    write_json(Path("models") / recipe_of(own).model.name / "target/config.json", CONFIG)
+    assert own.plan(run="mine").evaluation_settings("mine") == before
 
 
 @pytest.mark.parametrize("measured", ["{tasks: {chats: TASK}}", "{bench: {tasks: {chats: TASK}}}"])

@@ -189,16 +189,17 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
 def _over(beneath: Section, own: Section) -> Section:
     """Lay a run's keys over those of its base: mappings key by key, mixes and all else as a whole.
 
-    If the base has another method, its recipe.method, recipe.draft and variants are left out, since they belong to that method.
+    If the base has another method, its recipe.method, recipe.draft and variants are left out; if another target, recipe.model.
     The stages are those that the run names. What it says of one, or of all, replaces what its base says of one.
     """
     beneath = _with_train(beneath)
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
+    left_out = {"model"} if own.get("target", beneath.get("target")) != beneath.get("target") else set()
     if own.get("method", method := beneath.get("method", default_method())) != method:
-        beneath = {key: value for key, value in beneath.items() if key != "variants"}
-        for section in (beneath, *stages.values()):
-            recipe = section.get("recipe") or {}
-            section["recipe"] = {key: value for key, value in recipe.items() if key not in ("method", "draft")}
+        left_out |= {"method", "draft", "variants"}
+    beneath = {key: value for key, value in beneath.items() if key not in left_out - {"method"}}
+    for section in (beneath, *stages.values()):
+        section["recipe"] = {key: value for key, value in (section.get("recipe") or {}).items() if key not in left_out}
     of_all: Section = {key: own[key] for key in ("recipe", "runtime") if key in own}
     stages = {name: _of_stage(numbers, of_all) for name, numbers in stages.items()}
     named = _mapping(own.get("stages", list(stages)))
@@ -221,7 +222,7 @@ def _mapping(stages: Any) -> Section:
 def _merged(beneath: Section, own: Section, whole: Sequence[str] = ()) -> Section:
     merged = dict(beneath)
     for key, value in own.items():
-        below, is_section = merged.get(key), isinstance(value, dict) and key not in whole
+        below, is_section = merged.get(key), isinstance(value, dict) and key not in (*whole, "regenerate")
         merged[key] = _merged(below, value, MIXES * (key == "data")) if is_section and isinstance(below, dict) else value
     return merged
 

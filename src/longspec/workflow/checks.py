@@ -10,7 +10,7 @@ from typing import Any
 
 from longspec import methods
 from longspec.config import CONFIG_DIR, faults
-from longspec.config.run_file import Run, name_of
+from longspec.config.run_file import Run, name_of, target_of
 from longspec.data import presets
 from longspec.engines import ENGINES, OURS, VLLM
 from longspec.measure import tasks
@@ -36,9 +36,11 @@ def checked_plan(settings: dict[str, Any], config_dir: Path = CONFIG_DIR) -> Pla
         with faults.faults_in(files[run].file):
             faults.check(Gates, settings["gates"] | files[run].says.gates, "gates")
     of_first = {run: config for (run, _, _), config in reversed(configs.items())}
-    measured = {
-        run: evaluations.of_run(files[run], settings, configs, targets.sizes_of(of_first[run])[2]) for run in settings["runs"]
-    }
+    measured: dict[str, evaluations.RunEvaluation] = {}
+    for run in settings["runs"]:
+        (layers, _, positions), (facts, _) = targets.sizes_of(of_first[run]), target_of(files[run], [config_dir])
+        positions = facts.positions if layers is None and facts is not None else positions  # else the target is there
+        measured[run] = evaluations.of_run(files[run], settings, configs, positions)
     plan = Plan(settings, files, variants, configs, measured)
     runs.check_own_data(plan)
     runs.check_replays(plan)

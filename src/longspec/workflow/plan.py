@@ -50,11 +50,19 @@ class Plan(MeasuringPlan):
         kept = {key: settings[key] for key in settings if key not in AFTER}
         return json.dumps(kept | unanswered, sort_keys=True)
 
-    def other_sources(self) -> list[str]:
-        """Return a line for each data set whose records on disk come from another source, perhaps another run's data, or from a
-        file since replaced by an older one, which Snakemake does not notice.
+    def unnoticed(self) -> list[str]:
+        """Return a line for each change that Snakemake does not notice: any, without its records; of a target's files; and of a
+        data set, whose records on disk come from another source, or from a file since replaced by an older one.
         """
         lines = []
+        if any(Path("results").glob("*/*/*/recipe.yaml")) and not any(Path(".snakemake/metadata").glob("*")):
+            lines.append("results/: is here without .snakemake/, so no edit is noticed; bring it, or remove what is edited")
+        for model in self.fetched:
+            with suppress(OSError, ValueError, KeyError):  # not here yet, or damaged: its job will find that
+                made = read_json(manifest := Path(paths.TARGET.format(model=model)))
+                files = (Path(made["path"]) / name for name in made["files"])
+                if newer := [str(path) for path in files if path.stat().st_mtime > manifest.stat().st_mtime]:
+                    lines.append(f"{newer[0]}: is newer than {manifest}; if the target is another one now: -R fetch_target")
         for name in self.datasets_in_use():
             source = held = self.data[name]["source"]
             with suppress(OSError, ValueError, KeyError):  # missing or damaged: its job will find that
