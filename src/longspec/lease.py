@@ -2,9 +2,9 @@
 
     out/lease.json: {"holder", "job", "host", "boot", "pid", "since", "released"}; its time is the holder's last beat
 
-A lock of the file system answers at once, if it reaches all machines. If it does not, another job watches the beat: a holder
-whose beat moves is alive. Clocks of two machines are never compared. A holder that was taken for dead finds another's name in
-the file as soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
+A lock of the file system answers at once on one machine. Between machines another job watches the beat: a holder whose beat
+moves is alive. Clocks of two machines are never compared. A holder that was taken for dead finds another's name in the file as
+soon as it goes on, and ends before it writes anything else. filelock has no such beat, and none of this.
 """
 
 import fcntl
@@ -108,7 +108,8 @@ def acquire(out: Path, host: str | None = None) -> Lease:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:  # a file system without locks, or the lock of another job; a dead machine's may stay for long
         is_locked, found = False, read(out)
-        if isinstance(error, BlockingIOError) and (found is None or machine.items() <= found.holder.items()):
+        is_held = found is None or (not found.is_released and machine.items() <= found.holder.items())
+        if isinstance(error, BlockingIOError) and is_held:
             raise _refusal(out, found) from None
     before = _wait_until_free(out, machine if is_locked else None)
     return Lease(out, *_write(out, machine, before), lock)

@@ -282,6 +282,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
         Journal(path, {"a": 1}, ALONE)
 
 
+def test_a_journal_gives_the_keys_that_are_asked_for_and_drops_a_torn_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.unfinished.jsonl"
+    path.write_text('{"identity": {"a": 1}}\n{"task": "t", "ids": [1, 2]}\n{"task": "to')
+    with Journal(path, {"a": 1}, ALONE, keys=("task",)) as journal:
+        assert journal.lines == [{"task": "t"}]
+    assert path.read_text().endswith("[1, 2]}\n")
+
+
 def test_a_changed_text_is_a_fault_and_a_near_tie_is_none() -> None:
     """Token 2 of 3 differs; its logit is the best one's but for one rounding, then 0.125 below.
 

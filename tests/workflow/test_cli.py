@@ -125,6 +125,8 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
     assert runs._is_told(Path("results/demo"))
     os.utime(f"{P}/long/checkpoint.json", (2**32, 2**32))
     assert not runs._is_told(Path("results/demo")), "a stage was trained behind it"
+    shutil.rmtree(built.folder / ".snakemake/metadata")
+    check(longspec("plan", "demo")[1], "results/", ".snakemake/")
     Path("results/demo/report.json").unlink()
     code, text = longspec("report", "demo")
     check(text, "error: results/demo/report.json")

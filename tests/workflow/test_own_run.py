@@ -142,7 +142,9 @@ def test_data_that_no_stage_trains_on_is_not_left_out_silently(own: Settings, st
     write(own, f"{RUN}stages: {{{stage}: {{data: chats}}}}\n")  # the advice works
     assert {config.recipe.data.name for config in own.plan(run="mine").configs.values()} == {"chats"}
     write(own, "base: demo\ndata: {chats: inputs/*.jsonl}\n")
-    own.refuses(f"{MINE}: data.chats", "set stages.base.data: chats", run="mine")
+    own.refuses(f"{MINE}: data.chats", "set stages.base.data", run="mine")
+    write(own, f"{RUN.replace('{chats:', '{books: inputs/*.jsonl, chats:')}stages: {{train: {{data: chats}}}}\n")
+    own.refuses(f"{MINE}: data.books", "to a mix", run="mine")
 
 
 def test_a_changed_target_and_results_without_their_records_are_told(own: Settings) -> None:

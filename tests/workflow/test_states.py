@@ -114,7 +114,7 @@ def test_states_are_removed_when_the_stages_of_all_runs_are_trained_on_them(
 
 def test_a_stage_is_trained_if_it_began_with_the_draft_that_is_there(settings: Settings) -> None:
     """base was trained again, and the call stopped before long: what says long's own recipe is of the weights before. Where the
-    target and the draft lie is no matter.
+    target lies is no matter.
     """
     frozen(settings, RUN, "base", "long", trained=True)
     states = StatesPlan(settings.plan(runs=[RUN]))
@@ -123,7 +123,7 @@ def test_a_stage_is_trained_if_it_began_with_the_draft_that_is_there(settings: S
     write_json(folder / "base/draft_manifest.json", {"files": {"model.safetensors": {"sha256": "now"}}})
     recipe = plain(states.plan.configs[long].recipe)
     for begun_with, source, trained in (("then", "build", False), ("now", "build", True), ("now", "/elsewhere", True)):
-        moved = recipe | {"model": recipe["model"] | {"source": source}, "init": f"{source}/draft"}
+        moved = recipe | {"model": recipe["model"] | {"source": source}}
         write_json(folder / "long/checkpoint.json", {"identity": {"recipe": moved, "init_weights": begun_with}})
         assert states.is_trained(long) == trained
 

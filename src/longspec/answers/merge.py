@@ -58,7 +58,7 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
         for key in ("dataset", "settings", "raw", "target", "tokenizer", "num_shards", SERVED):
             if manifest.get(key) != wanted.get(key):
                 told = f"is {manifest.get(key)}, that of {shards[0]} {wanted.get(key)}"
-                fix = "remove the one of the two that is not of today's settings and server, then answer the shard again"
+                fix = "remove the folder of the one that is not of today's settings and server, then answer the shard again"
                 raise ValueError(f"{path}: {key}: {told}; {fix}")
     if sorted(manifest["shard"] for manifest in manifests) != list(range(wanted["num_shards"])):
         raise ValueError(f"{shards[0]}: is one of {wanted['num_shards']} shards; give each of them once")

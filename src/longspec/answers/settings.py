@@ -119,7 +119,7 @@ def _check_place(key: str, settings: Regenerate) -> None:
         )
     # A bare name may exist on the GPU nodes only.
     if "/" in words[0] and shutil.which(words[0]) is None:
-        raise ValueError(f"{key}.server: {words[0]}: no such program; for vLLM's, `make .venv-serve/vllm/.stamp`")
+        raise ValueError(f"{key}.server: {words[0]}: no such program; `make .venv-serve/vllm/.stamp` installs vLLM's")
 
 
 def room_for_prompts(settings: Regenerate, positions: int, key: str) -> int:

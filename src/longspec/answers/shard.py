@@ -1,6 +1,6 @@
 """Answers by the target to one shard of a dataset's records: the `shard` verb.
 
-journal.jsonl    a line for each finished record, in the order of finishing; a killed job goes on from it
+journal.jsonl    a line for each finished record, in the order of finishing, failed ones last; a killed job goes on from it
 shard.json       written last: what the answers were made with, the counts, and the journal's hash
 """
 
@@ -109,7 +109,7 @@ def make(
 
     raw, target, tokenizer: their manifests. ranks: they hold the target together, and the first one writes. Raises ValueError
     if files differ from their manifests, and if too many records failed, which the next job tries again. Answers by other
-    settings, of a target with other files, or by a server that serves another model are left out, and the log says so.
+    settings, of a target with other files, or where records are left by another model are left out, and the log says so.
     """
     shard, num_shards = part
     if ranks.world_size > 1:
@@ -127,9 +127,10 @@ def make(
     endpoint = None  # None as long as this job computes, or has not started its server
     if settings.endpoint is not None:
         names = _names_of(target, folder, out.parent.parent, hashes["target"])
-        endpoint, served = client.Client(settings.endpoint, settings, names), {SERVED: _begun_with(path).get(SERVED)}
-        is_alike = _begun_with(path) in (made_with | served, older | served)
-        if not (is_alike and path.read_bytes().count(b"\n") > len(conversations)):  # else nobody is asked
+        endpoint, begun = client.Client(settings.endpoint, settings, names), _begun_with(path)
+        served = {SERVED: begun.get(SERVED)}
+        is_alike = begun in (made_with | served, older | served)
+        if not is_alike or path.read_bytes().count(b"\n") <= len(conversations):  # else nobody is asked
             served = {SERVED: endpoint.find_model()}
         made_with, older = made_with | served, older | served
     positions = position_limit(read_target_config(folder))
@@ -174,7 +175,7 @@ def _answer(
 ) -> Tally:
     """Journal each conversation; return the tally. A server that this job starts ends with this call.
 
-    Failed ones come last, when no others are left: a job that ends before asks them again, and one that runs again does not.
+    Failed ones come last. A job that ends before that asks them again in its next try; a whole shard asks nobody.
     """
     settings, lines, failed = asker.settings, journal.lines or [], list[dict[str, Any]]()
     done = {(name, number) for name, number in (line["record"] for line in lines)}

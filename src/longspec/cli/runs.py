@@ -68,6 +68,7 @@ def plan(options: Namespace) -> int:
     if done.returncode:
         print("\n".join(line for line in done.stderr.splitlines() if not line.startswith(("Using", "Config file"))))
         return done.returncode
+    print("".join(f"{line}\n" for line in plan_of(options.run).unnoticed()), end="")
     files = [line.split("\t") for line in done.stdout.splitlines()]  # a line a file: name, date, rule, log, status, plan
     made = {name: rule for name, _, rule, *_, planned in files if planned == "update pending"}
     if not made:

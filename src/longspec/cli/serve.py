@@ -118,7 +118,7 @@ def llama_cpp_commands(draft: Path, config: dict[str, Any], recipe: Any, tokens:
     target = Path(source) if is_served else beside / "target.gguf"
     served = methods.settings_of(recipe.method.name).SERVED[LLAMA_CPP]
     window = None if served.windows else getattr(recipe.method, "sliding_window", None)
-    methods.check_layout(recipe.method.name, recipe.method, "gguf", window)
+    methods.check_layout(recipe.method.name, recipe.method, served.layout, window)
     export = ["longspec", "export", str(draft), "--layout", "gguf", "--out", str(beside / "draft.gguf")]
     export += [] if str(target) == source else ["--target", str(target)]
     if is_gguf(source):  # its weights were made float32 here; rows of 32 numbers are quantized together

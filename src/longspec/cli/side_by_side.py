@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
         target = load_target(path, read_target_config(path), dtype).to(device).eval()
     except torch.OutOfMemoryError:
         raise ValueError(
-            f"{path}: does not fit this GPU beside what is on it; free it, or put CUDA_VISIBLE_DEVICES= in front"
+            f"{path}: does not fit this GPU beside what is on it; free it, or use the CPU: CUDA_VISIBLE_DEVICES= in front"
         ) from None
     tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     chat = is_question and getattr(tokenizer, "chat_template", None) is not None

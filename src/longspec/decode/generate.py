@@ -114,7 +114,7 @@ def generate(
     _refuse(
         model,
         config,
-        {name for name, value in rest.items() if name not in (*TEXT, *NOT_DONE) and value not in (None, off.get(name))},
+        {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))},
     )
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
@@ -166,8 +166,6 @@ def _drafter(model: Any, draft: Any, draft_vocabulary: str | Path | None, copied
 
 def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
     """Raise ValueError that names the settings that would change the text and are not done here."""
-    if strange:
-        raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     if config.max_new_tokens is None:
         raise ValueError("max_new_tokens: say how many tokens there may be, or by max_length how many with the prompt")
     if config.max_new_tokens < 1:
@@ -180,6 +178,8 @@ def _refuse(model: Any, config: GenerationConfig, strange: set[str]) -> None:
     if wanted:
         fix = "leave it out, or overrule the target's generation config by an argument, such as use_cache=True"
         raise ValueError(f"{', '.join(wanted)}: not done with a draft; {fix}")
+    if strange:
+        raise ValueError(f"{', '.join(sorted(strange))}: not taken when decoding with a draft; leave it out")
     mode = config.get_generation_mode()
     if mode not in MODES:
         raise ValueError(f"{mode.value}: not done with a draft; give do_sample=True or False, and no beams")

@@ -236,7 +236,7 @@ def task_of(name: str, settings: dict[str, Any], new_tokens: int) -> Task:
         with faults_in(f"{key}.source"):
             parse_hub(source)
         if source.endswith(ARCHIVE) != bool(task.member):
-            raise ValueError(f"{key}.member: {task.member!r}: names the file to read in an archive ({ARCHIVE}); remove it")
+            raise ValueError(f"{key}.member: {task.member!r}: names the file to read in an archive ({ARCHIVE}), and only there")
     return task
 
 

@@ -74,7 +74,7 @@ def read_draft_config(path: str | Path, method: str | None = None) -> tuple[Path
     if METHOD not in content:
         return None  # a target's, for example
     if content[METHOD] not in methods.names():
-        raise ValueError(f"{file}: {METHOD}: {content[METHOD]!r} is unknown; known: {', '.join(methods.names())}")
+        raise ValueError(f"{file}: {METHOD}: {content[METHOD]!r} is unknown here; known: {', '.join(methods.names())}")
     if method not in (None, content[METHOD]):
         raise ValueError(f"{file}: {METHOD}: is {content[METHOD]!r}, this draft is {method!r}; give a draft of this method")
     for name, kind in FIELDS.items():

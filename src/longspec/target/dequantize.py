@@ -103,7 +103,7 @@ def read_weights(path: Path, architecture: str, model: Any) -> dict[str, Tensor]
     shapes = {name: weight.shape for name, weight in model.state_dict().items()}
     for name, weight in weights.items():
         if weight.shape != shapes[name]:
-            raise ValueError(f"{path}: {name}: is {list(weight.shape)}, the model's is {list(shapes[name])}; convert it again")
+            raise ValueError(f"{path}: {name}: has shape {list(weight.shape)}, not {list(shapes[name])}; convert it again")
         if not weight.isfinite().all():
             raise ValueError(f"{path}: {name}: holds values that are not finite; copy or download the file again")
     return dict(weights)

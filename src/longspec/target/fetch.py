@@ -33,7 +33,7 @@ def check_folder(folder: Path) -> tuple[list[str], list[str]]:
     check_target(read_target_config(folder), config)
     weights, tokenizer = weight_files(folder), tokenizer_files(folder)
     if "tokenizer.json" not in tokenizer:
-        raise ValueError(f"{folder / 'tokenizer.json'}: missing; load it with transformers and save_pretrained it there")
+        raise ValueError(f"{folder / 'tokenizer.json'}: missing; save_pretrained the tokenizer there with transformers")
     return weights, tokenizer
 
 

@@ -51,12 +51,12 @@ class Plan(MeasuringPlan):
         return json.dumps(kept | unanswered, sort_keys=True)
 
     def unnoticed(self) -> list[str]:
-        """Return a line for each change that Snakemake does not notice: any, without its records; of a target's files; and of a
-        data set, whose records on disk come from another source, or from a file since replaced by an older one.
+        """Return a line for each change that Snakemake does not notice: any edit if its records are missing, newer files of a
+        target, and records on disk that are of another source than their data set, or of a file since replaced by an older one.
         """
         lines = []
         if any(Path("results").glob("*/*/*/recipe.yaml")) and not any(Path(".snakemake/metadata").glob("*")):
-            lines.append("results/: is here without .snakemake/, so no edit is noticed; bring it, or remove what is edited")
+            lines.append("results/: .snakemake/ is missing, so no edit of a run is noticed; copy it, or remove its results")
         for model in self.fetched:
             with suppress(OSError, ValueError, KeyError):  # not here yet, or damaged: its job will find that
                 made = read_json(manifest := Path(paths.TARGET.format(model=model)))

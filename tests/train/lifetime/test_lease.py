@@ -147,7 +147,10 @@ def test_a_lock_that_a_dead_machine_left_is_no_sign_of_life(tmp_path: Path) -> N
         fcntl.flock(lock, fcntl.LOCK_EX)
         with beating(tmp_path), refused(tmp_path, "on node7, process 5", "scancel 77"):
             acquire(tmp_path)
-        assert is_held_by(tmp_path, acquire(tmp_path))
+        held = acquire(tmp_path)
+        assert is_held_by(tmp_path, held)
+        held.release()
+        assert is_held_by(tmp_path, acquire(tmp_path)), "given back on this machine, which never had the lock"
 
 
 def test_of_many_that_take_over_at_once_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,13 +125,12 @@ def fastest(device: str, dtype: torch.dtype, head_width: int, training: bool) ->
 
 
 def score_bytes(heads: int, width: int, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes of a text's scores that the backward holds at once; 0 if a kernel never stores them.
+    """Return the bytes of a text's scores that the backward holds at once; 0 if a kernel never stores them, or no GPU is here.
 
     Three in float32: weights, their gradient and that of the scores; one more if the queries' dtype is narrower; and the call's
     keys or values, repeated for each query head.
     """
-    is_known = torch.cuda.is_available()  # a node without a GPU asks for one, whose kernels it cannot find
-    if device.type == sdpa.KERNEL_DEVICE or not is_known or fastest(device.type, dtype, width, True) != SDPA:
+    if device.type == sdpa.KERNEL_DEVICE or not torch.cuda.is_available() or fastest(device.type, dtype, width, True) != SDPA:
         return 0
     seen = keys if window is None else min(keys, sdpa.QUERY_BLOCK + window)
     narrow = 0 if dtype == torch.float32 else dtype.itemsize

@@ -18,7 +18,6 @@ from longspec.data.schedule import Schedule, chances
 from longspec.distributed import share_global_batch
 from longspec.families import check_target
 from longspec.methods import measures_target
-from longspec.models.target import resolve_dtype
 from longspec.models.target_config import read_target_config
 from longspec.shown import one_line
 from longspec.train.checkpoint.zero_state import KINDS
@@ -99,9 +98,8 @@ def plan_stage(
     schedule = Schedule([each.number for each in sources], chance, recipe.global_batch, 0, len(own))
     steps = recipe.steps or schedule.steps(recipe.epochs)
     micro_batch, accumulation = share_global_batch(recipe.global_batch, runtime.micro_batch, world_size)
-    is_here = (device.type == "cuda") == torch.cuda.is_available()
-    narrow = recipe.precision == "bf16" or (recipe.precision != "fp32" and device.type == "cuda")
-    dtype = resolve_dtype(recipe.precision) if is_here else torch.bfloat16 if narrow else torch.float32
+    wide = recipe.precision == "fp32" or (recipe.precision != "bf16" and device.type == "cpu")
+    dtype = torch.float32 if wide else torch.bfloat16
     setup = setup_of(config, recipe, runtime, micro_batch, world_size, dtype, device)
     measured = measures_target(recipe, runtime)
     of = (setup.config, setup.method, setup.settings, setup.sequence_length)

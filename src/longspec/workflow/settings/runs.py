@@ -168,7 +168,7 @@ def check_own_data(choices: Choices) -> None:
         for name in yaml_files.read(file.path).get("data", ()):
             if name not in used:
                 key = f"stages.{next(iter(file.says.stages))}.data"
-                raise ValueError(f"{file.file}: data.{name}: no stage trains on it; set {key}: {name}, or remove it")
+                raise ValueError(f"{file.file}: data.{name}: no stage trains on it; set {key} to it or to a mix, or remove it")
 
 
 def with_lenders(
