@@ -23,7 +23,7 @@ SUFFIX = ".yaml"
 TRAIN = "train"  # the stage of a run with one data set; its numbers are also those of a stage that has no file
 CONFIG_DIR = Path(__file__).resolve().parents[3] / "config"
 TAKEN = (*BASELINES, IMPORTED, WITH_LOOKUP)  # drafters that no stage trains
-MIXES = ("name", "replay")  # of recipe.data: a mapping that is replaced as a whole
+WHOLE = ("name", "replay", "regenerate")  # keys of data whose mappings are replaced as a whole
 Section = dict[str, Any]
 OfRecipe = Annotated[Section, sections("model", "data", "data.replay", "method", "draft", "optimizer", "states")]
 OfRuntime = Annotated[Section, sections("deepspeed")]
@@ -219,11 +219,11 @@ def _mapping(stages: Any) -> Section:
     return dict.fromkeys(stages or ()) if isinstance(stages, list) else dict(stages or {})
 
 
-def _merged(beneath: Section, own: Section, whole: Sequence[str] = ()) -> Section:
+def _merged(beneath: Section, own: Section) -> Section:
     merged = dict(beneath)
     for key, value in own.items():
-        below, is_section = merged.get(key), isinstance(value, dict) and key not in (*whole, "regenerate")
-        merged[key] = _merged(below, value, MIXES * (key == "data")) if is_section and isinstance(below, dict) else value
+        below, is_section = merged.get(key), isinstance(value, dict) and key not in WHOLE
+        merged[key] = _merged(below, value) if is_section and isinstance(below, dict) else value
     return merged
 
 

@@ -111,11 +111,7 @@ def generate(
         whole += [generation_config is None and model.generation_config.max_length]
         config.max_new_tokens = next((length - given.shape[1] for length in whole if length), None)
     off = {"synced_gpus": False}  # what a caller may say, since it is so anyway
-    _refuse(
-        model,
-        config,
-        {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))},
-    )
+    _refuse(model, config, {name for name, value in rest.items() if name not in TEXT and value not in (None, off.get(name))})
     texts = _without_padding(given, rest.get("attention_mask"), config)
     prompts = [text for text in texts for _ in range(config.num_return_sequences)]
     # Whatever may be refused is refused before anything is streamed.

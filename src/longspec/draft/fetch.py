@@ -6,10 +6,10 @@ from typing import Any
 from longspec import methods
 from longspec.atomic_files import describe_files, read_json
 from longspec.config.names import HUB_PREFIX, hub_source
-from longspec.methods.draft_files import CONFIG, METHOD
+from longspec.methods.draft_files import CONFIG, MASK_EMBEDDING, METHOD
 from longspec.models.model_folder import download, weight_files
 
-PATTERNS = [CONFIG, "*.safetensors*", "pytorch_model*.bin*", "mask_embedding.pt"]  # with the last one a draft is refused
+PATTERNS = [CONFIG, "*.safetensors*", "pytorch_model*.bin*", MASK_EMBEDDING]
 
 
 def check_folder(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from longspec.config.names import HUB_PREFIX
 
 PTH, SAFETENSORS, CONFIG = "draft_model_weights.pth", "model.safetensors", "config.json"
 METHOD = "draft"  # the field of CONFIG that names the method
+MASK_EMBEDDING = "mask_embedding.pt"  # of published drafts alone, which are refused
 FIELDS = {"target": dict, "settings": dict, "target_path": str, "target_source": str}  # the fields of CONFIG that are read
 AGAIN = (
     "make the draft folder again by python -m longspec.draft extract, or import for a draft that was made elsewhere; or give a "

@@ -51,9 +51,7 @@ class Plan(MeasuringPlan):
         return json.dumps(kept | unanswered, sort_keys=True)
 
     def unnoticed(self) -> list[str]:
-        """Return a line for each change that Snakemake does not notice: any edit if its records are missing, newer files of a
-        target, and records on disk that are of another source than their data set, or of a file since replaced by an older one.
-        """
+        """Return a line for each change of targets and data sets that Snakemake does not notice, and if it notices none."""
         lines = []
         if any(Path("results").glob("*/*/*/recipe.yaml")) and not any(Path(".snakemake/metadata").glob("*")):
             lines.append("results/: .snakemake/ is missing, so no edit of a run is noticed; copy it, or remove its results")

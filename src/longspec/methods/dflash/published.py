@@ -16,10 +16,10 @@ from transformers import Qwen3Config
 
 from longspec.methods.dflash.layer import K_NORM
 from longspec.methods.dflash.settings import Settings, mask_token_of
+from longspec.methods.draft_files import MASK_EMBEDDING
 from longspec.methods.published_files import HEAD, SLIDING, Published
 from longspec.models.weight_files import telling_damage
 
-MASK_EMBEDDING = "mask_embedding.pt"
 # A field of the layers, of the draft, or of dflash_config -> the values with which our layers compute the same; None: missing.
 REPRESENTED: dict[str, tuple[Any, ...]] = {
     "model_type": (None, "qwen3"),
