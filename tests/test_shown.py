@@ -1,7 +1,5 @@
 """Signs in place of what a terminal would obey or nobody would see."""
 
-import io
-import logging
 import sys
 import unicodedata
 
@@ -43,14 +41,6 @@ def test_an_error_is_one_line_unless_it_says_that_it_has_many() -> None:
     with pytest.raises(UnicodeDecodeError) as caught:
         b"\xff".decode()
     assert "invalid start byte" in shown.error(caught.value)
-
-
-def test_a_logged_message_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    root, stream = logging.Logger("root"), io.StringIO()
-    monkeypatch.setattr(logging, "root", root)
-    shown.start_logging("%(levelname)s %(message)s", stream)
-    root.warning("%s is\x1b[2J", "a\nINFO b")
-    assert stream.getvalue() == "WARNING a␊INFO b is␛[2J\n"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ invisible characters and marks of writing direction their numbers (<U+202E>). Al
 """
 
 import errno
-import logging
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 CLOSED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
@@ -104,21 +103,6 @@ def ending_for_mistakes() -> Iterator[None]:
         if not told and not isinstance(fault, OSError):
             raise
         sys.exit(told or f"error: {brief(fault)}; {CORRECT}")
-
-
-class _Formatter(logging.Formatter):
-    """Write one line per message, whatever it quotes."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = one_line(record.message)
-        return super().formatMessage(record)
-
-
-def start_logging(form: str, stream: TextIO | None = None) -> None:
-    """Send what is logged at INFO and above to a stream, by default standard error; `form` is logging's format."""
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(_Formatter(form, "%H:%M:%S"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 def run_verb(room: str, verbs: Collection[str], usage: str | None) -> NoReturn:

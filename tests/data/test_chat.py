@@ -186,12 +186,12 @@ def test_the_date_is_the_same_on_any_day(tokenizers: dict[str, Any]) -> None:
     assert {code: day.strftime(code) for code in chat_template.DAY} == chat_template.DAY
 
 
-def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, caplog: pytest.LogCaptureFixture) -> None:
+def test_chatml_is_the_default_and_the_log_says_so(byte_level: Tokenizer, capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer = families.family("qwen2.5", byte_level)
     tokenizer.chat_template = None
     tokenizer.name_or_path = "bare"
     document = encoded(tokenizer, ONE)
-    assert "bare: no chat template in this tokenizer; conversations are laid out as ChatML" in caplog.text
+    assert "bare: no chat template in this tokenizer; conversations are laid out as ChatML" in capsys.readouterr().out
     assert tokenizer.decode(document.ids) == (
         "<|im_start|>user\nWhat is 2 + 2?<|im_end|>\n<|im_start|>assistant\nIt is 4.<|im_end|>"
     )

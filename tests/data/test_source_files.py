@@ -114,10 +114,10 @@ def test_marks_line_ends_and_blank_lines_are_no_part_of_a_record(tmp_path: Path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"[]", b"[ \n]\n"])
-def test_a_file_without_records_is_told(tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_without_records_is_told(tmp_path: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.json").write_bytes(content)
     assert records_of(tmp_path / "a.json") == []
-    assert "a.json: holds no record" in caplog.text
+    assert "a.json: holds no record" in capsys.readouterr().out
 
 
 def twice() -> bytes:

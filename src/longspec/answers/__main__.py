@@ -54,7 +54,6 @@ def run(arguments: argparse.Namespace, ranks: Ranks) -> str:
 
 
 def main() -> None:
-    shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments, code, ranks = parser().parse_args(), 0, launched_ranks()
     if ranks.world_size == 1:
         # A signal exits by way of SystemExit, which ends the server that this job has started.

@@ -1,6 +1,5 @@
 """An OpenAI-compatible server as the engine, asked many conversations at once. The package openai sends and retries."""
 
-import logging
 import os
 from collections.abc import Collection, Generator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -75,8 +74,6 @@ class Client:
         self.address, self.settings, self.target = address.rstrip("/"), settings, target
         self.model = settings.served_model or ""
         self.is_vllm = False  # vLLM takes parameters of its own; other servers may refuse them
-        for name in ("openai", "httpx2"):
-            logging.getLogger(name).setLevel(logging.WARNING)  # else a line per request
         self._server = openai.OpenAI(
             base_url=self.address,
             api_key=server_key() or NO_KEY,

@@ -73,7 +73,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     """Run the verb of the command line, and print what was made."""
-    shown.start_logging("%(levelname)s %(name)s: %(message)s")
     arguments = parser().parse_args()
     if arguments.verb == "inspect":
         inspection.show(arguments.manifest, arguments.row)

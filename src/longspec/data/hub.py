@@ -5,7 +5,6 @@ data/hub/{dataset}/files/...       the files, under their paths in the repositor
 data/hub/{dataset}/files/.cache/   of huggingface_hub: the commit of each file, and what is under way
 """
 
-import logging
 import os
 import sys
 from collections.abc import Iterator
@@ -20,11 +19,11 @@ from typing import Any
 from longspec.atomic_files import check_files, describe_files, read_json, sha256_file, write_manifest
 from longspec.config.names import HUB_PREFIX, is_repository
 from longspec.data.read.source_files import ARCHIVE, kind_of
+from longspec.distributed import log
 from longspec.shown import FULL, brief
 
 FORMS = "hf:<owner>/<repository>[:config][:split] or hf:<owner>/<repository>/<file>, the file with * ? [...] if there are many"
 CARD = "README.md"
-LOG = logging.getLogger(__name__)
 FILES = "files"
 MANIFEST = "data/hub/{dataset}/manifest.json"
 Manifest = dict[str, Any]
@@ -111,7 +110,6 @@ def _hub() -> Iterator[Any]:
     from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import disable_progress_bars
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
@@ -193,7 +191,7 @@ def make(text: str, revision: str, out: Path) -> Manifest:
         _download(source, commit, remote, out.parent / FILES)
     except UnavailableError as fault:
         if kept and is_whole:
-            LOG.warning("%s: %s; the files are those that %s keeps", text, fault, out)
+            log(f"WARNING {text}: {fault}; the files are those that {out} keeps")
             return kept
         raise ValueError(
             f"{text}: {fault}; correct the source, or fetch it where the hub gives it and copy {out.parent}/ here, or name "

@@ -3,7 +3,6 @@
 The token comes from HF_TOKEN alone, never from an earlier login on the machine; HF_ENDPOINT names another hub.
 """
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -43,7 +42,6 @@ def push(folder: Path, names: list[str], card: str, repository: str, revision: s
     from huggingface_hub import CommitOperationAdd, HfApi
     from huggingface_hub.errors import HTTPError
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # logs a line for each request, with signed addresses
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or HUB, token=token)
     files = [CommitOperationAdd(name, folder / name) for name in names]
     files.append(CommitOperationAdd(CARD, card.encode()))

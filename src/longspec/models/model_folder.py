@@ -3,7 +3,6 @@
 No torch: runs are planned with it, and login nodes fetch.
 """
 
-import logging
 import os
 from pathlib import Path
 
@@ -46,7 +45,6 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
-    logging.getLogger("httpx2").setLevel(logging.WARNING)  # a line for each request, signed addresses among them
     # False: no token that a login left on this machine.
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
     try:

@@ -1,12 +1,12 @@
 """The target: fetched, made of a GGUF file, or trained here. A verb writes a manifest last, which names what it has written."""
 
 import argparse
-import logging
 from pathlib import Path
 
 from longspec import shown
 from longspec.config import Build, load
 from longspec.config.names import WHEEL_FORM
+from longspec.distributed import log
 from longspec.shown import add_verb
 from longspec.target import fetch, tokenizer, wheel_file
 
@@ -41,7 +41,6 @@ def main() -> None:
     verb.add_argument("--source", required=True, help="hf:organisation/name, a folder or a .gguf file")
     verb.add_argument("--out", type=Path, required=True, help="the file beside a run: NAME.target.json")
     arguments = whole.parse_args()
-    shown.start_logging("%(asctime)s %(message)s")
     match arguments.verb:
         case "tokenizer":
             tokenizer.make(load(arguments.build, Build), arguments.raw, arguments.out)
@@ -49,7 +48,7 @@ def main() -> None:
             from longspec.target import train  # torch: tokenizer, fetch and wheel do without
 
             trained = train.make(load(arguments.build, Build), arguments.tokenizer, arguments.data, arguments.out)
-            logging.info("%s", trained)
+            log(str(trained))
         case "fetch":
             fetch.make(arguments.source, arguments.out_target, arguments.out_tokenizer)
         case "wheel":

@@ -3,7 +3,6 @@
 Suffixes: B rows, S tokens, V vocabulary.
 """
 
-import logging
 import math
 import shutil
 import time
@@ -20,6 +19,7 @@ from longspec.config import Build
 from longspec.data.chat.encoding import load_tokenizer
 from longspec.data.pack.arrow_shards import PackedRows, Row, stacked
 from longspec.data.schedule import Schedule
+from longspec.distributed import log
 from longspec.draft_vocabulary import tokenizer_files
 from longspec.models.attention.backends import TARGET_ATTENTION
 from longspec.models.attention.visibility import Visibility
@@ -31,8 +31,6 @@ HELD_IN_BATCHES = 4  # batches of each phase that give its final loss
 LOG_EVERY = 10
 WEIGHT_DECAY = 0.1
 CLIP = 1.0
-
-_log = logging.getLogger(__name__)
 
 
 def collate(rows: list[Row]) -> tuple[dict[str, Any], torch.Tensor]:
@@ -167,7 +165,7 @@ def fit(model: Qwen2ForCausalLM, build: Build, phases: list[Phase]) -> dict[str,
         done[number] += 1
         recent.append(loss)
         if (step + 1) % LOG_EVERY == 0 or step + 1 == len(order):
-            _log.info("step %d/%d  loss %.3f", step + 1, len(order), sum(recent) / len(recent))
+            log(f"step {step + 1}/{len(order)}  loss {sum(recent) / len(recent):.3f}")
             recent.clear()
     model.eval()
     losses = {}

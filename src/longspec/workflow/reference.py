@@ -26,7 +26,7 @@ ESCAPED = r"\<"  # else Markdown reads <owner> as a tag
 HEAD = """# All keys
 
 ```bash
-longspec plan mine.yaml                # a key that is wrong is told here, with what is allowed
+longspec plan mine.yaml                # prints each wrong key and what is allowed
 ```
 
 `python -m longspec.workflow.reference` makes this page from the types in the source, and a JSON Schema, by which editors
@@ -35,8 +35,8 @@ complete and check a run's file. `longspec new` writes the first line that VS Co
 
 One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
 
-The column `default` shows the type's default. A stage begins with a file of `config/stage/`, whose values hold in place of it:
-a run with one data set begins with `config/stage/train.yaml`. Where `evaluation` and `gates` show no default, the value is in
+The column `default` shows the type's default. A stage begins with a file of `config/stage/`, whose values override it: a run
+with one data set begins with `config/stage/train.yaml`. Where `evaluation` and `gates` show no default, the value is in
 `config/workflow.yaml`.
 """
 

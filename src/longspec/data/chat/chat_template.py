@@ -5,7 +5,6 @@ records give the same tokens on any day. Marks in trial messages show where a te
 """
 
 import json
-import logging
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,6 +15,7 @@ from jinja2 import TemplateError
 
 from longspec.data.chat.special_tokens import LayoutError, pattern_of, unused_characters
 from longspec.data.read.record_checks import MARKS, THINK, Marks
+from longspec.distributed import log
 
 Message = dict[str, Any]
 CHATML = (
@@ -39,8 +39,7 @@ def template_of(tokenizer: Any) -> str:
     """Return the tokenizer's chat template. If it has none, return ChatML, and log that."""
     if tokenizer.chat_template:
         return tokenizer.get_chat_template()
-    told = "%s: no chat template in this tokenizer; conversations are laid out as ChatML"
-    logging.getLogger(__name__).warning(told, tokenizer.name_or_path)
+    log(f"WARNING {tokenizer.name_or_path}: no chat template in this tokenizer; conversations are laid out as ChatML")
     return CHATML
 
 

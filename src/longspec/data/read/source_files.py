@@ -10,7 +10,6 @@ is an error if nobody can know how many records of a file are missing.
 import glob
 import io
 import json
-import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 from longspec import jsonl
 from longspec.data.read.record_checks import RecordError
+from longspec.distributed import log
 from longspec.shown import one_line
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
@@ -32,7 +32,6 @@ SPACE = b" \t\r\n"
 BATCH = 8 << 20  # bytes of Parquet's rows to decode at once, by the file's own average
 ENCODE = json.JSONEncoder(sort_keys=True, allow_nan=False).encode
 WITHOUT = json.JSONEncoder(sort_keys=True, allow_nan=False, default=lambda _: None).encode  # null for what JSON cannot hold
-LOG = logging.getLogger(__name__)
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -93,7 +92,7 @@ def read(path: Path, limit: int) -> Iterator[Item]:
             records += 1
             yield item
         if not records:
-            LOG.warning("%s: holds no record", path)
+            log(f"WARNING {path}: holds no record")
 
 
 @contextmanager
@@ -196,7 +195,7 @@ def _rows(path: Path, limit: int) -> Iterator[Item]:
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: {error}; no whole Parquet file, so records are missing: get it again") from error
     for name, count in left_out.items():
-        LOG.warning("%s: column %s left out of %d records, or a part of it: JSON cannot hold it", path, name, count)
+        log(f"WARNING {path}: column {name} left out of {count} records, or a part of it: JSON cannot hold it")
 
 
 def _row(path: Path, number: int, batch: Any, place: int, limit: int, left_out: Counter[str]) -> Item:
