@@ -1,5 +1,6 @@
 """Whole or not at all."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -40,6 +41,9 @@ def test_a_failed_file_or_folder_leaves_the_old_one_and_nothing_else(tmp_path: P
         with pytest.raises(ZeroDivisionError):
             write_half(kind(tmp_path / name), inside)
     assert read_json(tmp_path / "a.json") == {"old": 1}
+    with pytest.raises(OSError, match="folder/no space") as caught, new_file(tmp_path / "folder/no space"):
+        os.write(os.open("/dev/full", os.O_WRONLY), b"x")
+    assert caught.value.errno == errno.ENOSPC, "a full disk is told with the file that found it full"
     assert (tmp_path / "folder/x").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "folder"]
 

@@ -60,12 +60,10 @@ def remove(path: Path) -> None:
 
 def remove_strays(*finals: Path) -> None:
     """Remove temporary files that killed jobs left beside these final names. One job at a time may make such a name."""
-    for final in finals:
-        pattern = re.compile(re.escape(f".{final.name}.") + r"(\d+)(-old|-\d+)?\.tmp")
-        for path in final.parent.glob(".*.tmp"):
-            found = pattern.fullmatch(path.name)
-            if found and not is_alive(int(found[1])):
-                remove(path)
+    for path in [path for folder in {final.parent for final in finals} for path in folder.glob(".*.tmp")]:
+        found = re.fullmatch(r"\.(.+)\.(\d+)(-old|-\d+)?\.tmp", path.name)
+        if found and path.with_name(found[1]) in finals and not is_alive(int(found[2])):
+            remove(path)
 
 
 @contextmanager
@@ -80,6 +78,9 @@ def new_file(final: Path) -> Iterator[Path]:
         fsync_path(beside)
         beside.replace(final)
         fsync_path(final.parent)
+    except OSError as error:
+        error.filename = error.filename or str(final)  # a failed write names no file
+        raise
     finally:
         beside.unlink(missing_ok=True)
 

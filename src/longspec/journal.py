@@ -70,7 +70,7 @@ class Journal(AbstractContextManager["Journal"]):
             self.path.write_text(jsonl.encode({"identity": identity}) + "\n", encoding="utf-8")
         else:
             with self.path.open("r+b") as handle:  # cut after its last line end
-                handle.truncate(handle.read().rfind(b"\n") + 1)
+                handle.truncate(sum(len(line) for line in handle if line.endswith(b"\n")))
         self._handle = self.path.open("a", encoding="utf-8")
         return lines or []
 
@@ -109,6 +109,7 @@ def _lines_of(path: Path, identity: Identity, of: str, keys: Sequence[str] | Non
         told = ", ".join(f"{key}: {begun_with.get(key)} then, {identity.get(key)} now" for key in differing)
         log(f"{path}: {len(lines) - 1} lines of {of} are left out, made otherwise: {told}")
         return None
-    torn = "" if path.read_bytes().endswith(b"\n") else ", the torn one behind them left out"
+    with path.open("rb") as handle:
+        torn = "" if handle.seek(-1, os.SEEK_END) and handle.read() == b"\n" else ", the torn one behind them left out"
     log(f"{path}: {len(lines) - 1} lines of {of}{torn}")
     return lines[1:]

@@ -15,7 +15,7 @@ from longspec.atomic_files import new_file
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a JSON Lines file. Raises ValueError with file and line for one that is not an object."""
-    with jsonlines.open(path) as reader:
+    with jsonlines.open(path, loads=json.loads) as reader:  # orjson, where it is installed, refuses lone surrogates
         try:
             yield from reader.iter(type=dict)
         except jsonlines.InvalidLineError as error:

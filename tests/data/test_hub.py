@@ -194,6 +194,16 @@ def test_without_the_hub_it_says_where_to_get_the_files(
     assert not out.exists()
 
 
+def test_a_fault_of_the_hubs_storage_is_told_as_one_of_the_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: Any, **__: Any) -> None:  # hf_xet's Rust code raises no class of its own
+        raise RuntimeError("Data processing error: CAS service error")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.hf_hub_download", fault)
+    monkeypatch.setattr("huggingface_hub.HfApi.snapshot_download", fault)
+    with refused("hf:o/n:", "CAS service error", f"copy {out.parent}/ here"):
+        fetch.make("hf:o/n", "main", out)
+
+
 def test_files_that_are_kept_are_taken_without_the_hub(server: Hub, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = fetch.make("hf:o/n", "main", out)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

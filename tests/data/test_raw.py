@@ -16,7 +16,7 @@ from longspec.data import raw
 from longspec.data.read.split_records import is_held_out
 from tests.refusals import Fact, check, refused
 
-GOOD = [{"text": f"good {number}"} for number in range(8)]
+GOOD = [{"text": f"good {number}", "unread": "\ud83d"} for number in range(8)]
 # Line, field, a fact of the reason.
 BAD: list[tuple[bytes, str, Fact]] = [
     (b'{"text": "cut', "line", "valid JSON"),

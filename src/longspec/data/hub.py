@@ -6,6 +6,7 @@ data/hub/{dataset}/files/.cache/   of huggingface_hub: the commit of each file, 
 """
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -114,7 +115,7 @@ def _hub() -> Iterator[Any]:
         disable_progress_bars()
     try:
         yield HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
-    except (HTTPError, OSError, ValueError) as error:  # all that the hub's client and its HTTP client raise
+    except (HTTPError, OSError, ValueError, RuntimeError) as error:  # all that the hub, its HTTP client and Xet storage raise
         if isinstance(error, OSError) and error.errno in FULL:
             raise ValueError(f"{error.filename or error}: {error.strerror}; make room and fetch again") from error
         # That error alone does not say what happened.
@@ -210,7 +211,8 @@ def read_fetched(path: Path, key: str, source: str, revision: str) -> tuple[list
     Raises ValueError if the manifest is missing or of another source or revision, and if a file is missing or has other
     bytes.
     """
-    fetch = f"python -m longspec.data fetch --source {source} --revision {revision} --out {path}"
+    given = ["--source", source, "--revision", revision, "--out", str(path)]
+    fetch = shlex.join(["python", "-m", "longspec.data", "fetch", *given])
     if not path.is_file():
         raise ValueError(f"{key}.source: {source} must be fetched first: {fetch}")
     manifest = read_json(path)

@@ -70,9 +70,8 @@ def _write(encoder: Encoder, groups: Iterator[Group], writer: TokenWriter) -> di
                 skipped.setdefault(reason, {"count": 0, "first": place})["count"] += 1
                 continue
             counts[further] += len(documents) - 1
-            for document in documents:
-                counts[UNLIKE_SERVED] += not document.as_served
-                counts[left_out] += document.left_out
+            counts[UNLIKE_SERVED] += sum(not document.as_served for document in documents)
+            counts[left_out] += sum(document.left_out for document in documents)
             kept += [(place, document) for document in documents]
         if kept:
             writer.write([(document.ids, document.answer_mask) for _, document in kept], [place for place, _ in kept])

@@ -11,7 +11,7 @@ from longspec.config import PARTITIONED, Recipe, Runtime, load
 from longspec.data.pack.arrow_shards import PackedRows
 from longspec.distributed import end_at_once, find_ranks, log
 from longspec.process_group import own_device
-from longspec.shown import add_verb, one_line
+from longspec.shown import add_verb, of_disk, one_line
 from longspec.states.build import Computation, build, rows_of
 
 
@@ -43,7 +43,7 @@ def main() -> None:
         computation = Computation(recipe, runtime, options.target, source, options.vocabulary, device)
         log(f"done: {build(options.out, computation, rows, ranks)}", ranks)
     except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        print(of_disk(error) or f"error: {one_line(error)}", file=sys.stderr, flush=True)
         code = 1
     end_at_once(code)
 

@@ -26,11 +26,8 @@ def texts_of(train: Path) -> list[str]:
     """Return the text of every record of a raw train.jsonl; for conversations each message's content."""
     texts = []
     for record in jsonl.read(train):
-        document = to_messages_or_text(record)
-        if isinstance(document, Text):
-            texts.append(document.prompt + document.text)
-        else:
-            texts += [message["content"] for message in document.messages]
+        made = to_messages_or_text(record)
+        texts += [made.prompt + made.text] if isinstance(made, Text) else [message["content"] for message in made.messages]
     return texts
 
 

@@ -47,10 +47,12 @@ def template_of(tokenizer: Any) -> str:
 class ChatTemplate:
     """Hold a tokenizer's chat template and what it may write: the named special tokens, and all added tokens' names.
 
-    arguments: the template's own arguments, such as `enable_thinking`, as JSON text.
+    with_tools: the template of conversations with tools, often the same. arguments: the template's own arguments, such as
+    `enable_thinking`, as JSON text.
     """
 
     template: str
+    with_tools: str
     words: tuple[tuple[str, Any], ...]
     tokens: tuple[str, ...]
     arguments: str = "{}"
@@ -59,15 +61,16 @@ class ChatTemplate:
     def of(cls, tokenizer: Any) -> "ChatTemplate":
         """Return the template of a tokenizer, or ChatML if it has none."""
         template = template_of(tokenizer)
-        if "strftime_now" in template:
-            template = _DAY_MACRO + template
+        with_tools = tokenizer.get_chat_template(tools=[]) if tokenizer.chat_template else template
+        template, with_tools = (_DAY_MACRO + text if "strftime_now" in text else text for text in (template, with_tools))
         words = {name: tuple(word) if isinstance(word, list) else word for name, word in tokenizer.special_tokens_map.items()}
         added = {token.content for token in tokenizer.added_tokens_decoder.values()} | set(tokenizer.all_special_tokens)
-        return cls(template, tuple(sorted(words.items())), tuple(sorted(added)))
+        return cls(template, with_tools, tuple(sorted(words.items())), tuple(sorted(added)))
 
     def of_today(self) -> "ChatTemplate":
         """Return the template as a server has it, which writes the day of the request."""
-        return replace(self, template=self.template.removeprefix(_DAY_MACRO))
+        template, with_tools = (text.removeprefix(_DAY_MACRO) for text in (self.template, self.with_tools))
+        return replace(self, template=template, with_tools=with_tools)
 
     def render(self, messages: list[Message], ask: bool, tools: list[dict[str, Any]] | None = None) -> str:
         """Return messages as text. ask: with the request for an answer. Raises LayoutError if the template refuses them."""

@@ -161,6 +161,8 @@ def _for_chat(template: ChatTemplate, chat: Chat, messages: list[Message]) -> Ch
 
     Raises LayoutError for an argument that the template does not ask for, and if it does not write the tools out.
     """
+    if chat.tools:
+        template = replace(template, template=template.with_tools)
     for name in chat.template_arguments:
         if not re.search(rf"\b{re.escape(name)}\b", template.template):
             raise LayoutError(f"chat_template_kwargs.{name}: the chat template does not ask for it; correct or drop it")

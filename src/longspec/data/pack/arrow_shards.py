@@ -80,10 +80,8 @@ class TokenShards:
 
     def __init__(self, manifest_paths: list[Path]) -> None:
         self.manifests = [checked_manifest(path) for path in manifest_paths]
-        batches = []
-        for path in manifest_paths:
-            reader = pa.ipc.open_file(pa.memory_map(str(path.with_suffix(".arrow"))))
-            batches += [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        readers = [pa.ipc.open_file(pa.memory_map(str(path.with_suffix(".arrow")))) for path in manifest_paths]
+        batches = [reader.get_batch(i) for reader in readers for i in range(reader.num_record_batches)]
         self._offsets = [view(batch.column(0).offsets) for batch in batches]
         # Views of the files, made once: making one takes longer than copying a short document.
         self._ids, self._masks = ([view(batch.column(i).values) for batch in batches] for i in (0, 1))

@@ -1,11 +1,12 @@
 """Held-out text of the dataset that rows were packed from, laid out as the rows are."""
 
+import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from longspec import jsonl
 from longspec.atomic_files import checked_file, read_json, sha256_file
 from longspec.config import COLLATIONS
 from longspec.data.chat.encoding import Encoder, load_tokenizer
@@ -25,15 +26,10 @@ def held_out_rows(packed: PackedRows, count: int) -> list[Row]:
         raise ValueError(f"{raw}: is missing, or not what {packed.path.parent} was made of; make the packed rows again")
     path = checked_file(raw, "held_out.jsonl")
     encoder = Encoder(load_tokenizer(Path(tokens["tokenizer_manifest"]))[0])
-    records = list(jsonl.read(path))
-    spread = np.linspace(0, len(records) - 1, min(len(records), count)).astype(int).tolist() if records else []
-    rows = []
-    for place in dict.fromkeys([*spread, *range(len(records))]):
-        row = _row(encoder, records[place], packed)
-        if row is not None:
-            rows.append(row)
-        if len(rows) == count:
-            break
+    lines = path.read_bytes().splitlines()
+    spread = np.linspace(0, len(lines) - 1, min(len(lines), count)).astype(int).tolist()
+    found = (_row(encoder, json.loads(lines[place]), packed) for place in dict.fromkeys([*spread, *range(len(lines))]))
+    rows = list(islice(filter(None, found), count))
     if not rows:
         raise ValueError(f"{path}: no record of it makes a row; raise data.{tokens['dataset']}.held_out")
     return rows

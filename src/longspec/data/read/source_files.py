@@ -62,9 +62,7 @@ def files_of(source: str | list[str]) -> list[Path]:
         if not some:
             raise ValueError(f"{one_line(name)}: no such file; a data source is stdlib, puzzles, hf:<name> or files: {KNOWN}")
         found |= {Path(each) for each in some if not Path(each).is_dir()}
-    for path in found:
-        kind_of(path)
-    return sorted(found)
+    return [path for path in sorted(found) if kind_of(path)]
 
 
 def kind_of(path: Path) -> tuple[str, str]:
@@ -107,7 +105,9 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:
             yield reader
     except OSError as error:
-        raise ValueError(f"{path}: {error}; it is cut off or corrupt, so records are missing: get it again") from error
+        raise ValueError(
+            f"{path}: {error}; cut off, corrupt (get it again), or made by zstd --long (make it without)"
+        ) from error
 
 
 def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "") -> Item:
