@@ -16,6 +16,7 @@ from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import bench_of, check_prompts, checked_plan
+from longspec.workflow.unnoticed import unnoticed
 from longspec.workflow.serves import ServesPlan
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
@@ -52,16 +53,16 @@ CALLED = typed_call(workflow.config_settings.config)
 update_config(config, CALLED)
 with one_line_errors():
     PLAN = checked_plan(config)
-    if workflow.is_main_process:  # jobs read this file again
-        check_prompts(PLAN)
-        for line in PLAN.unnoticed():
-            logger.warning(line)
-    ANSWERS = AnswersPlan(PLAN)
-    STATES = StatesPlan(PLAN)
     BENCH = bench_of(PLAN)
+    ANSWERS = AnswersPlan(PLAN, BENCH)
+    STATES = StatesPlan(PLAN)
     BENCH_ANSWERS = AnswersPlan(BENCH)
     SERVES = ServesPlan(PLAN)
-    if workflow.is_main_process:
+    if workflow.is_main_process:  # jobs read this file again
+        for each in (PLAN, BENCH):
+            check_prompts(each)
+        for line in unnoticed(PLAN):
+            logger.warning(line)
         STATES.forget_copies()
 
 # The plans that answer for a measurement, by the wildcard `measured`, and for its page.

@@ -34,6 +34,11 @@ def test_a_run_that_derives_from_another_has_its_numbers_of_each_stage(config: P
     configs = {stage: compose_stage("second", "base", stage, config) for stage in ("base", "long", "longcot")}
     assert [each.runtime.target for each in configs.values()] == ["replicated", "partitioned", "partitioned"]
     assert {each.recipe.model.name for each in configs.values()} == {"qwq-32b"}
+    runtime = "{deepspeed: {zero_stage: 3, offload_optimizer: cpu}}"
+    write(config, mine=f"base: demo\nruntime: {runtime}\nstages: {{base: , long: {{runtime: {runtime}}}}}\n")
+    write(config, third="base: mine\ndeepspeed: zero0\n")
+    stages = [compose_stage("third", "base", stage, config).runtime.deepspeed.zero_stage for stage in ("base", "long")]
+    assert stages == [0, 0], "what a run says replaces what its base says"
     write(config, mine="base: published\nstages: {base: , long: {runtime: {target: tensor_parallel, micro_batch: 2}}}\n")
     long = compose_stage("second", "base", "long", config)
     assert (long.runtime.target, long.runtime.micro_batch, long.recipe.draft.loss) == ("tensor_parallel", 2, "hard")
@@ -71,14 +76,24 @@ def test_what_a_run_says_replaces_what_its_base_says_of_a_stage(config: Path) ->
         assert compose_stage("second", "base", "mine", config).recipe.data.name == "puzzles"
 
 
+def test_a_mix_of_all_stages_is_not_joined_with_that_of_one(config: Path) -> None:
+    write(config, mine="base: demo\nrecipe: {data: {replay: {base: 0.2}, name: {stdlib: 0.5, puzzles: 0.5}}}\n")
+    mix = "{stdlib-long: 0.5, puzzles: 0.5}"
+    for replay, found in (("{}", {}), ("{stdlib: 0.1}", {"stdlib": 0.1})):
+        write(config, second=f"base: mine\nstages: {{long: {{data: {mix}, recipe: {{data: {{replay: {replay}}}}}}}}}\n")
+        data = compose_stage("second", "base", "long", config).recipe.data
+        assert (data.replay, data.name) == (found, {"stdlib-long": 0.5, "puzzles": 0.5})
+
+
 def test_of_another_target_the_name_stays_behind_and_of_another_engine_its_keys(config: Path) -> None:
     """Else two targets would share one folder."""
+    recipe = "recipe: {model: {name: short, family: llama}, seed: 7}"
     answers = "{chats: {source: a.jsonl, regenerate: {new_tokens: 9, batch: 8}}}"
-    write(config, mine=f"target: a-llama\ndata: {answers}\nrecipe: {{model: {{name: short, family: llama}}, seed: 7}}\n")
+    write(config, mine=f"target: a-llama\ndata: {answers}\nbuild: {{layers: 2}}\n{recipe}\n")
     other = "data: {chats: {regenerate: {engine: endpoint, endpoint: http://n}}}"
     write(config, second=f"base: mine\ntarget: another\n{other}\n")
     says = read_run("second", [config]).says
-    assert says.recipe == {"seed": 7}
+    assert (says.recipe, says.build) == ({"seed": 7}, {})
     assert says.data["chats"] == {"source": "a.jsonl", "regenerate": {"engine": "endpoint", "endpoint": "http://n"}}
     write(config, second="base: mine\ntarget: moved\nrecipe: {model: {name: short}}\n")
     assert read_run("second", [config]).says.recipe == {"seed": 7, "model": {"name": "short"}}

@@ -72,7 +72,9 @@ def test_a_new_run_is_written_and_planned(
     )
     code, text = longspec(*asked)
     check(text, "error: mine.yaml", "edit it", "another name")
-    assert (code, text.count("\n")) == (1, 1)
+    code, text = longspec("new", "other.yaml", "--target", "demo", "--data", "inputs/*.jsonl")
+    check(text, "error: --target: demo", "config/model/")
+    assert (code, text.count("\n"), (workflow.folder / "other.yaml").exists()) == (1, 1, False)
     Path("chats.jsonl.gz").touch()
     assert new.cost_lines(Path("mine.yaml"), "my-llama", "chats.jsonl.gz")[-2].startswith("time and disk: not known bef")
     monkeypatch.setattr(new, "memory_of", lambda device: 2**40)
@@ -93,6 +95,8 @@ def test_a_plan_says_which_keys_train_a_stage_again(built: Workflow, called: Any
     for stage in ("base", "long", "longcot"):
         path = built.folder / f"results/demo/sinkpi-slicing/{stage}/recipe.yaml"
         path.write_text(to_yaml(compose_stage("demo", "sinkpi-slicing", stage).recipe))
+    build = compose_stage("demo", "sinkpi-slicing", "base").build
+    (built.folder / "models/demo/build.yaml").write_text(to_yaml(build))
     built.output("--touch", "--forceall", "--cores=1", "--quiet")
     assert longspec("plan", "demo") == (0, "nothing to be done: all files are there and up to date\n")
     built.edit("config/run/demo.yaml:long", r"\blr: [^,}]+", "lr: 2.0e-3")

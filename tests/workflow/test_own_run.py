@@ -14,7 +14,9 @@ from longspec.cli.new import TEMPLATE, scalar
 from longspec.config.yaml_files import plain
 from longspec.target.fetch import write_facts
 from longspec.train.stage_folder import changes
+from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import bench_of, check_prompts
+from longspec.workflow.unnoticed import unnoticed
 from tests.data.hub_standin import Hub
 from tests.gguf_files import random_model
 from tests.gguf_files import write as write_gguf
@@ -70,16 +72,16 @@ def test_records_of_another_source_under_its_name_are_told(own: Settings, monkey
     monkeypatch.chdir(own.folder)
     for source, told in (("inputs/*.jsonl", 0), ("other.jsonl", 1)):
         write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": source}})
-        lines = own.plan(run="mine").unnoticed()
+        lines = unnoticed(own.plan(run="mine"))
         assert (len(lines), "".join(lines).startswith("data.chats:")) == (told, bool(told))
     inputs = {path: {"bytes": Path(path).stat().st_size} for path in map(str, Path("inputs").glob("*.jsonl"))}
     write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": "inputs/*.jsonl"}, "inputs": inputs})
-    assert own.plan(run="mine").unnoticed() == []
+    assert unnoticed(own.plan(run="mine")) == []
     path = next(iter(inputs))
     Path(path).write_text(Path(path).read_text() * 2)
-    assert own.plan(run="mine").unnoticed() == []  # newer: Snakemake makes the records again
+    assert unnoticed(own.plan(run="mine")) == []  # newer: Snakemake makes the records again
     os.utime(path, (0, 0))
-    [line] = own.plan(run="mine").unnoticed()
+    [line] = unnoticed(own.plan(run="mine"))
     assert f"data.chats: {path}:" in line
 
 
@@ -151,18 +153,27 @@ def test_a_changed_target_and_results_without_their_records_are_told(own: Settin
     """Snakemake notices neither."""
     manifest = Path("models") / recipe_of(own).model.name / "target_manifest.json"
     write_json(manifest, {"path": "my-llama", "files": {"config.json": {}}})
-    assert own.plan(run="mine").unnoticed() == []
+    assert unnoticed(own.plan(run="mine")) == []
     os.utime("my-llama/config.json", (later := manifest.stat().st_mtime + 9, later))
-    [line] = own.plan(run="mine").unnoticed()
+    [line] = unnoticed(own.plan(run="mine"))
     check(line, "my-llama/config.json", "-R fetch_target")
     os.utime("my-llama/config.json", (1, 1))
+    write(own, "base: demo\nbuild: {layers: 4}\n")
+    deeper = own.plan(run="mine").build_yaml("demo")
+    write(own, "base: demo\n")
+    (manifest := Path("models/demo/build.yaml")).parent.mkdir(parents=True)
+    manifest.write_text(deeper)
+    [line] = unnoticed(own.plan(run="mine"))
+    check(line, f"{manifest}: is of another build", "recipe.model.name")
+    manifest.unlink()
+    write(own, RUN)
     Path("results/mine/ttt/train").mkdir(parents=True)
     Path("results/mine/ttt/train/recipe.yaml").touch()
-    [line] = own.plan(run="mine").unnoticed()
+    [line] = unnoticed(own.plan(run="mine"))
     check(line, "results/", ".snakemake/")
     Path(".snakemake/metadata").mkdir(parents=True)
     Path(".snakemake/metadata/one").touch()
-    assert own.plan(run="mine").unnoticed() == []
+    assert unnoticed(own.plan(run="mine")) == []
 
 
 def test_of_a_target_that_is_not_there_yet_prompts_leave_room_for_the_text(own: Settings) -> None:
@@ -181,6 +192,10 @@ def test_data_may_be_measured_alone(own: Settings, measured: str) -> None:
     task = "{data: chats, context: [16, 512]}"
     write(own, f"base: demo\ndata: {{chats: inputs/*.jsonl}}\nevaluation: {measured.replace('TASK', task)}\n")
     bench_of(own.plan(run="mine"))
+    answered = "{source: inputs/*.jsonl, regenerate: {new_tokens: 64}}"
+    write(own, f"base: demo\ndata: {{chats: {answered}}}\nevaluation: {measured.replace('TASK', task)}\n")
+    plan = own.plan(run="mine")
+    assert AnswersPlan(plan, bench_of(plan)).shards("demo", "chats"), "the rules make what the bench alone reads"
 
 
 def test_a_run_that_derives_from_three_lines_has_their_stage(own: Settings) -> None:
@@ -217,6 +232,11 @@ def test_a_target_of_the_hub_is_asked_once(own: Settings, hub: Hub, monkeypatch:
     write(own, RUN.replace("my-llama", "hf:o/other"))
     advice = "recipe: {model: {family: llama}}"
     own.refuses(f"{MINE}: target: hf:o/other", "ConnectError", "HF_TOKEN", advice, run="mine")
+    named = f"{RUN.replace('my-llama', 'hf:o/other')}{advice[:-2]}, name: small}}}}\n"
+    write_json(Path("models/small/target_manifest.json"), {"source": "hf:o/small"})
+    write_json(Path("models/small/target/config.json"), CONFIG | {"model_type": "qwen2"})
+    write(own, named)
+    assert recipe_of(own).model.name == "small"  # not judged by the target that has the name now, and goes
     write(own, RUN.replace("my-llama", "hf:o/other") + advice + "\n")
     recipe = recipe_of(own)
     assert (recipe.model.source, recipe.data.sequence_length, recipe.method.vocabulary) == ("hf:o/other", 4096, 8192)
@@ -229,6 +249,12 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
     recipe = recipe_of(own, variant="sinkpi-slicing")
     kept = json.loads((own.folder / "config/run/mine.target.json").read_text())
     assert (recipe.model.source, recipe.data.sequence_length) == ("small.gguf", kept["positions"])
+    made = Path("models") / recipe.model.name / "target_manifest.json"
+    write_json(made, {"source": "small.gguf", "path": "target", "files": {"gone": {}}})
+    assert unnoticed(own.plan(run="mine")) == []
+    os.utime("small.gguf", (later := made.stat().st_mtime + 9, later))
+    [line] = unnoticed(own.plan(run="mine"))
+    check(line, "small.gguf: is newer", "-R dequantize_target")
 
 
 @pytest.mark.parametrize(
@@ -241,6 +267,7 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
         ("inputs/*.jsonl", "inputs/*.jsonlines", (f"{MINE}: data.chats.source: inputs/*.jsonlines",)),
         ("{chats:", "{puzzles:", (f"{MINE}: data.puzzles", "config/workflow.yaml", "rename")),
         ("inputs/*.jsonl", "{source: inputs/*.jsonl, held_aut: 0.1}", (f"{MINE}: data.chats.held_aut", "'held_out'?")),
+        ("method", "build: {layers: 2}\nmethod", (f"{MINE}: build",)),
     ],
 )
 def test_what_is_wrong_in_it_dies_at_the_plan(own: Settings, old: str, new: str, told: tuple[str, ...]) -> None:

@@ -57,17 +57,14 @@ def run(options: argparse.Namespace) -> int:
     checked_name(path.stem, key=f"{path}: a run has its file's name")
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
+    if (CONFIG_DIR / f"model/{options.target}.yaml").is_file():
+        raise ValueError(f"--target: {options.target}: is a file of config/model/; give its source")
     served = methods.settings_of(options.method).SERVED.get(VLLM)
     comment = "No engine loads this draft yet; transformers' generate and ours do."
     if served is not None:
-        by_plugin = "vLLM loads this draft, with the plugin in plugins/vllm."
-        comment = "vLLM loads this draft." if served.layout is None else by_plugin
-    told = {
-        "target": scalar(options.target),
-        "name": scalar(f"{path.stem}-data"),
-        "data": scalar(options.data),
-        "method": options.method,
-    }
+        comment = f"vLLM loads this draft{'' if served.layout is None else ', with the plugin in plugins/vllm'}."
+    texts = {"target": options.target, "name": f"{path.stem}-data", "data": options.data, "method": options.method}
+    told = {key: scalar(text) for key, text in texts.items()}
     schema = CONFIG_DIR / "run.schema.json"
     path.write_text(TEMPLATE.format(comment=comment, file=path, schema=schema, **told), encoding="utf-8")
     print(f"{path}: written")

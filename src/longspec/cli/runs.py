@@ -24,6 +24,7 @@ from longspec.train.stage_folder import SAME_BY_HASH, set_aside
 from longspec.workflow.checks import checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
+from longspec.workflow.unnoticed import unnoticed
 
 # Options of Snakemake that make nothing, so that there is no report; -n may stand among other letters.
 MAKES_NOTHING = re.compile(r"-(?![cj])[a-zA-Z]*n[a-zA-Z]*|--(dry-?run|unlock|summary|lint|dag|rulegraph|touch|list-rules)")
@@ -68,7 +69,7 @@ def plan(options: Namespace) -> int:
     if done.returncode:
         print("\n".join(line for line in done.stderr.splitlines() if not line.startswith(("Using", "Config file"))))
         return done.returncode
-    print("".join(f"{line}\n" for line in plan_of(options.run).unnoticed()), end="")
+    print("".join(f"{line}\n" for line in unnoticed(plan_of(options.run))), end="")
     files = [line.split("\t") for line in done.stdout.splitlines()]  # a line a file: name, date, rule, log, status, plan
     made = {name: rule for name, _, rule, *_, planned in files if planned == "update pending"}
     if not made:
@@ -124,9 +125,7 @@ def _stage(run: str, folder: Path, *, begins_anew: bool) -> str:
 def _cost(before: stages.Stage | None, steps: int | None) -> str:
     """Return the steps that are left, and their time at the pace of the last ones, as the end of a line."""
     pace = None if before is None else before.middle("seconds")
-    if steps is None:
-        return ""
-    return f"; {steps} steps" + (f", about {duration(steps * pace)}" if pace is not None else "")
+    return "" if steps is None else f"; {steps} steps" + ("" if pace is None else f", about {duration(steps * pace)}")
 
 
 def train(options: Namespace) -> int:

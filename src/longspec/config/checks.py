@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from longspec import methods
-from longspec.config.faults import check, faults_in
+from longspec.config.faults import check, faults_in, shown
 from longspec.config.names import (
     GGUF_SUFFIX,
     HUB_PREFIX,
@@ -116,8 +116,9 @@ def check_states(recipe: DictConfig) -> None:
     states = recipe.states
     if states.source != OFFLINE:
         for key in ("dtype", "top_k"):
-            if states[key] != getattr(States(), key):
-                raise ValueError(f"recipe.states.{key}: {states[key]}: nothing is stored; set recipe.states.source: {OFFLINE}")
+            if states[key] != (default := getattr(States(), key)):
+                fix = f"set it to {shown(default)}, or recipe.states.source: {OFFLINE}"
+                raise ValueError(f"recipe.states.{key}: {states[key]}: nothing is stored; {fix}")
         return
     if states.top_k is not None and not methods.soft_labels(recipe):
         raise ValueError(

@@ -107,7 +107,7 @@ def _composed(name: str, overrides: list[str], config_dir: Path) -> DictConfig:
     nodes = [ConfigStore.instance().repo.get(group) for group in (NODE, STAGE_NODE)]
     key = sha256_text(repr((name, overrides, files, nodes)))
     if key not in COMPOSED:
-        searched = [f"hydra.searchpath=[file://{others[0]}]"] if others else []
+        searched = [f"hydra.searchpath=['file://{others[0]}']"] if others else []
         try:
             with initialize_config_dir(str(first), version_base="1.3"):
                 COMPOSED[key] = hydra_compose(name, overrides=[*searched, *overrides])
@@ -138,15 +138,17 @@ def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[s
     for group in (NODE, STAGE_NODE):  # of a run that was composed earlier
         store.repo.pop(group, None)
     facts, model = target_of(run, folders)
+    named, recipe = chosen.get("stage", ""), with_implied(run, facts, model)
+    own = stage_of(run, named, facts, folders)["recipe"]["data"] if named in says.stages else {}
+    recipe["data"] = {key: value for key, value in recipe.get("data", {}).items() if key not in own}  # else Hydra joins mixes
     groups = {"model": says.target if model is None else None, "method": says.method, "deepspeed": says.deepspeed}
     groups["variant"] = next(iter(variants_of(run)), None)
     defaults = [{f"override /{group}": name} for group, name in groups.items() if name is not None]
-    sections = {"recipe": with_implied(run, facts, model), "runtime": says.runtime, "build": says.build}
+    sections = {"recipe": recipe, "runtime": says.runtime, "build": says.build}
     store.store(run.name, {"defaults": [*defaults, "_self_"], **sections}, NODE, "_global_")
     for name in says.stages:
         store.store(f"{run.name}_{name}", stage_of(run, name, facts, folders), STAGE_NODE, "_global_")
     others = [override for override in overrides if not override.startswith(f"{RUN}=")]
-    named = chosen.get("stage", "")
     if named in says.stages:
         others = [override for override in others if not override.startswith("stage=")]
         others += [f"stage={numbers_of(run, named, folders)}", f"{STAGE_NODE}={run.name}_{named}"]

@@ -6,6 +6,7 @@ Pydantic reads and checks it; compose.py hands it to Hydra, below a stage's own 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -189,17 +190,19 @@ def _derived(run: str, folders: Sequence[Path], passed: list[Path]) -> tuple[Pat
 def _over(beneath: Section, own: Section) -> Section:
     """Lay a run's keys over those of its base: mappings key by key, mixes and all else as a whole.
 
-    If the base has another method, its recipe.method, recipe.draft and variants are left out; if another target, recipe.model.
+    If the base has another method, its recipe.method, recipe.draft and variants are left out; if another target, recipe.model
+    and build; if the run names a file of config/deepspeed/, runtime.deepspeed.
     The stages are those that the run names. What it says of one, or of all, replaces what its base says of one.
     """
     beneath = _with_train(beneath)
     stages = {name: dict(numbers or {}) for name, numbers in _mapping(beneath.get("stages")).items()}
-    left_out = {"model"} if own.get("target", beneath.get("target")) != beneath.get("target") else set()
+    left_out = {"model", "build"} if own.get("target", beneath.get("target")) != beneath.get("target") else set()
+    left_out |= {"deepspeed"} if own.get("deepspeed") else set()
     if own.get("method", method := beneath.get("method", default_method())) != method:
         left_out |= {"method", "draft", "variants"}
     beneath = {key: value for key, value in beneath.items() if key not in left_out - {"method"}}
-    for section in (beneath, *stages.values()):
-        section["recipe"] = {key: value for key, value in (section.get("recipe") or {}).items() if key not in left_out}
+    for section, part in product((beneath, *stages.values()), ("recipe", "runtime")):
+        section[part] = {key: value for key, value in (section.get(part) or {}).items() if key not in left_out}
     of_all: Section = {key: own[key] for key in ("recipe", "runtime") if key in own}
     stages = {name: _of_stage(numbers, of_all) for name, numbers in stages.items()}
     named = _mapping(own.get("stages", list(stages)))

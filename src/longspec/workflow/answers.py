@@ -17,9 +17,10 @@ KEY = "regenerate"
 class AnswersPlan:
     """Answer the rules' questions about answers. Raises ValueError for settings that conflict, and for unanswerable data."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, *others: Choices) -> None:
+        """Take the choices, and others of the same runs that measure more data."""
         self.choices = choices
-        used = choices.datasets_in_use()
+        used = {name for each in (choices, *others) for name in each.datasets_in_use()}
         self.chosen = {
             name: parse(name, entry[KEY]) for name, entry in choices.data.items() if name in used and entry.get(KEY) is not None
         }
@@ -54,8 +55,7 @@ class AnswersPlan:
     @property
     def asked(self) -> list[str]:
         """Return the datasets answered by a server that already runs: their jobs need no machine of their own."""
-        settings = self.chosen.items()
-        return [name for name, each in settings if each.engine == answer_settings.ENDPOINT and each.server is None]
+        return [name for name, each in self.chosen.items() if each.engine == answer_settings.ENDPOINT and each.server is None]
 
     @property
     def computed(self) -> list[str]:

@@ -95,8 +95,7 @@ class MeasuringPlan(Choices):
 
     def report_records(self, run: str) -> list[str]:
         """Return the raw records a report describes: those trained on and those evaluated on."""
-        names = self.trained_on_by(run).union(self.evaluation_data(run))
-        return [paths.RAW.format(dataset=name) for name in sorted(names)]
+        return [paths.RAW.format(dataset=name) for name in sorted(self.trained_on_by(run).union(self.evaluation_data(run)))]
 
     def report_variants(self, run: str) -> list[str]:
         """Return the report's options with the folder of each variant."""
@@ -104,8 +103,7 @@ class MeasuringPlan(Choices):
 
     def final_drafts(self, run: str) -> list[str]:
         """Return the provenance.json of the final draft of every variant of a run."""
-        folders = [paths.FINAL_DRAFT.format(run=run, variant=variant) for variant in self.variants[run]]
-        return [f"{folder}/provenance.json" for folder in folders]
+        return [f"{paths.FINAL_DRAFT}/provenance.json".format(run=run, variant=variant) for variant in self.variants[run]]
 
     def all_final_drafts(self) -> list[str]:
         """Return the declared output files of every final draft of the chosen runs."""
@@ -148,8 +146,7 @@ class MeasuringPlan(Choices):
     def candidates(self, run: str, variant: str) -> list[str]:
         """Return the files of the drafts that may be published: of all stages, or of the last one."""
         stages = self.stages[run] if _chooses(self, run) else self.stages[run][-1:]
-        folders = [paths.stage_folder(run, variant, stage) for stage in stages]
-        return [f"{folder}/draft/{name}" for folder in folders for name in paths.DRAFT_FILES]
+        return [f"{paths.stage_folder(run, variant, stage)}/draft/{name}" for stage in stages for name in paths.DRAFT_FILES]
 
     def published_option(self, choice: list[str], draft: list[str]) -> list[str | Path]:
         """Return `draft final`'s option: the draft, or the file with the choice."""

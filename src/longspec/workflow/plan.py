@@ -4,14 +4,13 @@ Arguments have the names and values of wildcards. `longspec.workflow.checks.chec
 """
 
 import json
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from shlex import join
 from typing import Any
 
 from longspec import methods
-from longspec.atomic_files import read_json, write_text
+from longspec.atomic_files import write_text
 from longspec.config import to_yaml
 from longspec.config.names import LOOKUP, readable_name
 from longspec.config.schema import mix_of
@@ -49,33 +48,6 @@ class Plan(MeasuringPlan):
         unanswered = {UNANSWERED: True} if answered_anew else {}
         kept = {key: settings[key] for key in settings if key not in AFTER}
         return json.dumps(kept | unanswered, sort_keys=True)
-
-    def unnoticed(self) -> list[str]:
-        """Return a line for each change of targets and data sets that Snakemake does not notice, and if it notices none."""
-        lines = []
-        if any(Path("results").glob("*/*/*/recipe.yaml")) and not any(Path(".snakemake/metadata").glob("*")):
-            lines.append("results/: .snakemake/ is missing, so no edit of a run is noticed; copy it, or remove its results")
-        for model in self.fetched:
-            with suppress(OSError, ValueError, KeyError):  # not here yet, or damaged: its job will find that
-                made = read_json(manifest := Path(paths.TARGET.format(model=model)))
-                files = (Path(made["path"]) / name for name in made["files"])
-                if newer := [str(path) for path in files if path.stat().st_mtime > manifest.stat().st_mtime]:
-                    lines.append(f"{newer[0]}: is newer than {manifest}; if the target is another one now: -R fetch_target")
-        for name in self.datasets_in_use():
-            source = held = self.data[name]["source"]
-            with suppress(OSError, ValueError, KeyError):  # missing or damaged: its job will find that
-                made = read_json(manifest := Path(paths.RAW.format(dataset=name)))
-                held = made["settings"]["source"]
-                for path, told in {} if is_hub(source) else made["inputs"].items():
-                    now = Path(path).stat()
-                    if now.st_size != told["bytes"] and now.st_mtime < manifest.stat().st_mtime:
-                        lines.append(f"data.{name}: {path}: the records here are of another file of this name; touch it")
-            if held != source:
-                lines.append(
-                    f"data.{name}: its records here are of {held}; they and all that follows are made again, of {source}. "
-                    "If another run has data of this name, rename one of the two"
-                )
-        return lines
 
     def shards(self, dataset: str) -> int:
         """Return the number of parts in which a dataset is tokenized."""
@@ -205,8 +177,7 @@ class Plan(MeasuringPlan):
 
     def tokenizer_data(self, model: str) -> list[str]:
         """Return the raw records a built tokenizer is trained on: its target's, whichever runs are chosen."""
-        names = {phase["dataset"] for phase in self.mixture(model)}
-        return [paths.RAW.format(dataset=name) for name in sorted(names)]
+        return [paths.RAW.format(dataset=name) for name in sorted({phase["dataset"] for phase in self.mixture(model)})]
 
     def mixture_rows(self, model: str) -> list[str]:
         """Return the rows a built target is trained on, in the order of its phases; every token in them is a label."""
@@ -237,8 +208,7 @@ class Plan(MeasuringPlan):
 
     def imported_config(self, run: str, variant: str) -> list[str]:
         """Return the config.json of the draft that a run began with, for the final draft's provenance; [] without one."""
-        config = f"{paths.BEGINNING}/config.json".format(run=run, variant=variant)
-        return [] if self.init(run, variant) is None else [config]
+        return [] if self.init(run, variant) is None else [f"{paths.BEGINNING}/config.json".format(run=run, variant=variant)]
 
     # Stages.
 

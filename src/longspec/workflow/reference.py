@@ -107,9 +107,8 @@ def _rows(node: Node, whole: Node, prefix: str, closed: Set[str]) -> Iterator[tu
             yield from _rows(below, whole, f"{prefix}{name}.", closed)
             continue
         default = each.get("default", "null" if {"type": "null"} in each.get("anyOf", []) else "")
-        told = (
-            "" if name in closed or default in ({}, [], "") else f"`{default if isinstance(default, str) else shown(default)}`"
-        )
+        text = default if isinstance(default, str) else shown(default)
+        told = "" if name in closed or default in ({}, [], "") else f"`{text}`"
         may_be = "a mapping" if name in closed and name != "stages" else allowed(each, whole)
         yield f"`{prefix}{name}`", may_be, told, each.get("description", "the section below" if name in closed else "")
 

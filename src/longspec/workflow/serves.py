@@ -83,8 +83,7 @@ class ServesPlan:
         evaluation = self.plan.evaluation_of[run]
         chains = [shape for shape in evaluation.section["shapes"] if isinstance(shape, int)]
         section = {key: evaluation.section[key] for key in SHARED if evaluation.section.get(key) is not None}
-        section |= {"temperatures": [0], "shapes": [(chains or [CHAIN])[0]], "repeats": 1}
-        section |= {"tasks": evaluation.section["tasks"]}
+        section |= {"temperatures": [0], "shapes": [(chains or [CHAIN])[0]], "repeats": 1, "tasks": evaluation.section["tasks"]}
         others = {name: self._standing(run, variant, engine, section) for name, engine in ENGINES.items()}
         return {OURS: Standing(section), **others}
 

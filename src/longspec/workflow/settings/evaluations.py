@@ -42,14 +42,8 @@ def of_run(run: Run, settings: dict[str, Any], configs: Mapping[Any, Any], posit
         rows = {name: recipe.data.sequence_length for recipe in recipes for name in mix_of(recipe.data.name)}
         asked = own.get("new_tokens", settings["evaluation"].get("new_tokens"))
         room = positions - asked - tasks.ROOM if positions and isinstance(asked, int) else None
-        own["tasks"] = {
-            name: {
-                "data": name,
-                "context": [SHORTEST, max(SHORTEST, min(length * 3 // 4, length if room is None else room))],
-                "whole_questions": AUTO,
-            }
-            for name, length in rows.items()
-        }
+        most = {name: max(SHORTEST, min(length * 3 // 4, length if room is None else room)) for name, length in rows.items()}
+        own["tasks"] = {name: {"data": name, "context": [SHORTEST, end], "whole_questions": AUTO} for name, end in most.items()}
     return _checked(run, settings["evaluation"] | own, frozenset(own), run.file)
 
 

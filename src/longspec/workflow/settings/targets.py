@@ -49,8 +49,10 @@ def learn(run: Run, target: str) -> None:
 def config_of(model: Any) -> Path:
     """Return the path of a target's config.json: in its own folder, or in the one that a job fetches or makes."""
     made = model.source.startswith(HUB_PREFIX) or is_gguf(model.source)
-    folder = Path(TARGET.format(model=model.name)).with_name("target") if made else Path(model.source).expanduser()
-    return folder / "config.json"
+    manifest = Path(TARGET.format(model=model.name))
+    known = read_json(manifest).get("source") if made and manifest.is_file() else model.source
+    here = manifest.with_name("target" if known == model.source else "target-to-come")  # of another source: is made again
+    return (here if made else Path(model.source).expanduser()) / "config.json"
 
 
 def check_target(key: str, recipe: Any) -> None:
@@ -95,8 +97,6 @@ def sizes_of(config: Any) -> tuple[int | None, int | None, int | None]:
 def local_files(source: str) -> list[str]:
     """Return the files on this machine that decide what a draft is; [] for one of the hub."""
     folder = Path(source).expanduser()
-    if source.startswith(HUB_PREFIX):
-        return []
     if folder.is_file():
         return [str(folder)]
     patterns = ("config.json", "*.index.json", "*.safetensors", "pytorch_model*.bin")

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,13 +29,10 @@ def _run(text: str) -> str:
 
 def _of_json(value: Any) -> Any:
     """Return the value. Raises ValueError if YAML allows it but a manifest cannot hold it."""
-    try:
-        same = json.loads(json.dumps(value, allow_nan=False)) == value
-    except (TypeError, ValueError):
-        same = False
-    if not same:
-        raise ValueError("holds a date, a key that is no text, or a number that is none; put it in quotes")
-    return value
+    with suppress(TypeError, ValueError):
+        if json.loads(json.dumps(value, allow_nan=False)) == value:
+            return value
+    raise ValueError("holds a date, a key that is no text, or a number that is none; put it in quotes")
 
 
 Step = Annotated[
