@@ -49,6 +49,7 @@ class Job:
     launcher: list[str] = field(default_factory=lambda: PLAIN)
     base: list[str] = field(default_factory=lambda: RECIPE)
     vocabulary: Path | None = None
+    init_weights: Path | None = None
     began: float = 0.0  # when it was last started, in seconds since 1970
 
     def freeze(self) -> None:
@@ -60,6 +61,7 @@ class Job:
         files = {"recipe": self.out / "recipe.yaml", "runtime": self.out / "runtime.yaml", "target": self.target}
         options = [f"--{name}={path}" for name, path in (files | {"data": self.data, "out": self.out}).items()]
         options += [] if self.vocabulary is None else [f"--vocabulary={self.vocabulary}"]
+        options += [] if self.init_weights is None else [f"--init-weights={self.init_weights}"]
         module = ["longspec.train"] if self.launcher[-1] == "--module" else ["-m", "longspec.train"]
         return [*self.launcher, *module, *options]
 

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,15 +93,15 @@ def parse(line: bytes) -> dict[str, Any]:
     return found
 
 
-def whole_lines(path: Path, keys: Collection[str] | None = None) -> list[dict[str, Any]]:
+def whole_lines(path: Path, keys: Collection[str] | None = None, most: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of a growing file of ours, [] without a file. A last line that a kill tore is left out.
 
-    keys: those that are kept, since ids of long answers need much memory; None: all. Raises ValueError, with the line, for any
-    other line that holds no object.
+    keys: those that are kept, since ids of long answers need much memory; None: all. most: how many lines are read. Raises
+    ValueError, with the line, for any other line that holds no object.
     """
     rows = []
     with path.open("rb") if path.exists() else nullcontext(()) as lines:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(islice(lines, most), start=1):
             try:
                 row = parse(line) if line.endswith(b"\n") and line.strip() else {}
             except ValueError as error:

@@ -165,7 +165,7 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
         state = {name: torch.full_like(tensor, len(stage)) for name, tensor in GlideLayer(CONFIG).state_dict().items()}
         write_draft(tmp_path / stage / "draft", published_layout(state), draft_config(str(tmp_path / "model"), recipe))
         told = read_json(tmp_path / stage / "checkpoint.json")
-        write_json(tmp_path / stage / "checkpoint.json", told | {"versions": {"torch": stage}})
+        write_json(tmp_path / stage / "checkpoint.json", told | {"versions": {"torch": stage}, "git_commit": f"of {stage}"})
     figures = {stage: interval(2.0 + len(stage) % 2) for stage in STAGES}
     choice = {"stage": "long", "why": "no earlier one is better", "figures": figures, "records": {"slimpajama": [1, 4]}}
     write_json(tmp_path / "final_stage.json", choice)
@@ -178,7 +178,7 @@ def test_the_chosen_stages_draft_is_published_with_what_it_was_trained_by(
     assert list(yaml.safe_load((tmp_path / "chosen/training_config.yaml").read_text())) == ["base", "long"]
     provenance = read_json(tmp_path / "chosen/provenance.json")
     assert (provenance["final"], provenance["order"]) == (choice, list(STAGES))
-    assert provenance["versions"] == {"torch": "long"}
+    assert (provenance["versions"], provenance["git_commit"]) == ({"torch": "long"}, "of long")
     assert "final" not in read_json(final_draft / "provenance.json")
     card = model_card(tmp_path / "chosen", "me/draft", "main", None, None)
     assert "Published is stage long of base, long, longcot: no earlier one is better." in card

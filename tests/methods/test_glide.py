@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen3Config, Qwen3ForCausalLM
 
 from longspec.config import compose
 from longspec.families import position_limit
@@ -230,7 +230,8 @@ def test_without_its_cross_attention_it_is_that_layer(target_path: str, start: s
 def test_a_layer_with_parts_that_the_draft_has_not_is_refused(tmp_path: Any) -> None:
     experts = AutoModelForCausalLM.from_pretrained(save_target("qwen3-experts", tmp_path), dtype=torch.float32)
     biases = LlamaForCausalLM(LlamaConfig(**SHAPES, mlp_bias=True))
-    for target, part in ((experts, "experts"), (biases, "biases")):
+    norms = Qwen3ForCausalLM(Qwen3Config(**SHAPES))
+    for target, part in ((experts, "experts"), (biases, "biases"), (norms, "norms of queries")):
         with refused("recipe.draft.start: last", part):
             fresh_layer(TargetStates(target), draft("last"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from longspec.config import Recipe, load
 from longspec.data.pack.arrow_shards import PackedRows, count_labels
@@ -94,6 +94,17 @@ def test_an_unfinished_stage_refuses_an_edit_and_goes_on_bit_by_bit(
     log = job.run()
     assert (f"which {kept} has kept, are taken back; those" in log, "is trained already, 24 steps" in log) == (True, True)
     assert_same(whole, job)
+
+
+@pytest.mark.parametrize("zero", ["zero0", "zero1", "zero3-offload"])
+def test_a_stage_in_bfloat16_begins_with_float32_weights(whole: Job, make_job: MakeJob, tmp_path: Path, zero: str) -> None:
+    """A rate that moves no float32 weight leaves them as they were; rounded to bfloat16 they would differ."""
+    save_file(weights(whole), tmp_path / "draft.safetensors")
+    job = make_job("job", ["recipe.precision=bf16", "recipe.optimizer.lr=1e-30", "recipe.steps=1", f"deepspeed={zero}"])
+    job.init_weights = tmp_path / "draft.safetensors"
+    job.run()
+    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in weights(whole).values())
+    torch.testing.assert_close(weights(job), weights(whole), rtol=0, atol=1e-29)
 
 
 def test_a_killed_rank_ends_the_job_and_it_resumes(make_job: MakeJob) -> None:

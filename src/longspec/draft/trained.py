@@ -3,8 +3,6 @@
 No torch: login nodes, too, put the final folder together.
 """
 
-import shutil
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,28 +52,14 @@ def write_training_config(folder: Path, training: dict[str, Any]) -> None:
     write_text(folder / "training_config.yaml", yaml.safe_dump(training, sort_keys=True))
 
 
-def git_commit() -> str:
-    """Return the commit of this code, marked if there are uncommitted changes; 'unknown' outside a clone."""
-    git = shutil.which("git")
-    if git is None:
-        return "unknown"
-    described = subprocess.run(
-        [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-    )
-    return described.stdout.strip() or "unknown"
-
-
 def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer: Path, data: list[Path]) -> dict[str, Any]:
     """Return provenance.json: code, versions, hashes of all inputs, and how each stage was trained.
 
-    folders: stages by name, in order; stage: the published one, whose training had these versions.
+    folders: stages by name, in order; stage: the published one, which this code and these versions trained.
     """
     checkpoints = {name: read_json(folder / CHECKPOINT) for name, folder in folders.items()}
     return {
-        "git_commit": git_commit(),
+        "git_commit": checkpoints[stage].get("git_commit", "unknown"),
         "versions": checkpoints[stage]["versions"],
         "recipes": {name: sha256_file(folder / "recipe.yaml") for name, folder in folders.items()},
         "data": {str(path): sha256_file(path) for path in data},

@@ -31,8 +31,10 @@ from longspec.distributed import of_first_rank
 from longspec.families import position_limit
 from longspec.lease import Lease, acquire
 from longspec.methods import measures_target
+from longspec.methods.draft_files import draft_weights_file
 from longspec.models.losses import NO_LABEL
 from longspec.models.target import resolve_dtype
+from longspec.models.weight_files import read_tensors
 from longspec.shown import of_disk, one_line
 from longspec.train import stage_folder
 from longspec.train.arguments import Job, freeze, read_job
@@ -145,6 +147,8 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     if found is not None:
         slot, resumed = found
         save_load.load(engine, folder / slot, resumed, ranks)
+    elif job.init_weights is not None and dtype != torch.float32:
+        save_load.begin(engine, read_tensors(draft_weights_file(job.init_weights)))
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     with non_retryable(unless=found is not None):
         size = save_load.check_room(engine, folder, steps - step, ranks)
@@ -162,7 +166,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
     record = [] if metrics is None else jsonl.whole_lines(metrics.path)
     trackers = Trackers(job.runtime, job.out, ranks, identity, resumed.get("trackers"), record)
     bar = tqdm(total=steps, initial=step, disable=not (ranks.is_main and sys.stderr.isatty()))
-    skips = SkippedSteps(job.out / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
+    skips = SkippedSteps(folder / "skipped.jsonl", ranks, job.runtime.max_skipped_in_a_row)
     saved = step
     with trackers, ReadAhead(batches, trainer.states, range(step, steps), device) as reader:
         while step < steps:

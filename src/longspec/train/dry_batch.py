@@ -7,18 +7,7 @@ import torch
 from longspec.config import Recipe, Runtime
 from longspec.distributed import Ranks, log
 from longspec.methods import measures_target
-from longspec.train.estimate.memory import (
-    BUCKET,
-    GPU_OVERHEAD,
-    OPTIMIZER,
-    Setup,
-    gib,
-    memory_of,
-    out_of_memory,
-    setup_of,
-    table,
-    training_state,
-)
+from longspec.train.estimate.memory import GPU_OVERHEAD, Setup, gib, memory_of, out_of_memory, setup_of, table, training_state
 
 CPU_ALLOCATOR = "DefaultCPUAllocator"  # part of the message of torch's RuntimeError on CPUs
 
@@ -32,8 +21,10 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
     others = held_later = 0
     if on_gpu:
-        # held_later: besides the draft and its gradients. others: memory not taken by this process, with CUDA contexts.
-        held_later = sum(each.bytes for each in training_state(setup) if each.name in (OPTIMIZER, BUCKET) and not each.on_host)
+        # held_later: besides the draft's weights; gradients are summed in memory of their own. others: memory not taken by this
+        # process, with CUDA contexts.
+        held_later = sum(each.bytes for each in training_state(setup) if not each.on_host)
+        held_later -= setup.draft_parameters * setup.dtype.itemsize
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
     try:

@@ -91,6 +91,7 @@ def boot(ranks: Ranks, timeout_minutes: int) -> torch.device:
     device = join(ranks, timeout_minutes)
     timeout = timedelta(minutes=timeout_minutes)
     deepspeed.init_distributed(dist_backend=dist.get_backend(), timeout=timeout, verbose=False)
+    deepspeed.utils.groups._WORLD_GROUP = dist.new_group(timeout=timeout)  # its own would have torch's ten minutes for NCCL
     return device
 
 

@@ -27,12 +27,14 @@ def _finite(value: Any) -> Any:
 class Metrics:
     """Write one line per step to a file next to the checkpoints; lines of steps after the resumed one are removed first.
 
+    They are not read: a node that lost its power may have torn them.
+
     check: called before each write; it does not return if another job writes there.
     """
 
     def __init__(self, path: Path, resumed_step: int, check: Callable[[], None] = lambda: None) -> None:
         check()
-        jsonl.write(path, [row for row in jsonl.whole_lines(path) if row["step"] <= resumed_step])
+        jsonl.write(path, [row for row in jsonl.whole_lines(path, most=resumed_step) if row["step"] <= resumed_step])
         self.path, self.check, self.handle = path, check, path.open("ab")
 
     def append(self, row: dict[str, Any]) -> None:

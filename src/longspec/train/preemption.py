@@ -16,7 +16,6 @@ from torch import Tensor
 
 from longspec import jsonl
 from longspec.distributed import Ranks, log
-from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.stage_folder import NonRetryableError
 
 # If there are several reasons, the last in this order counts: on SIGINT a launcher sends its ranks SIGTERM and ends, and
@@ -135,5 +134,5 @@ class SkippedSteps:
                 f"step {step}: {self.in_a_row} steps in a row skipped, their loss or gradient is not finite (rows: "
                 f"{self.skipped_file}). To go on from the last checkpoint, raise runtime.max_skipped_in_a_row. Or lower "
                 "recipe.optimizer.lr, or correct the data (python -m longspec.data inspect), and train anew after: "
-                f"{join(['rm', '-r', str(self.skipped_file.with_name(CHECKPOINTS)), str(self.skipped_file)])}"
+                f"{join(['rm', '-r', str(self.skipped_file.parent)])}"
             )

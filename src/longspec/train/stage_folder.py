@@ -7,6 +7,7 @@ Exit codes do not survive the launchers in between (torchrun returns 1 whatever 
 
 import platform
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -157,6 +158,20 @@ def non_retryable_reason(out: Path, since: float) -> str:
     return ""
 
 
+def git_commit() -> str:
+    """Return the commit of this code, marked if there are uncommitted changes; 'unknown' outside a clone."""
+    git = shutil.which("git")
+    if git is None:
+        return "unknown"
+    described = subprocess.run(
+        [git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+        cwd=Path(__file__).parent,
+        capture_output=True,
+        text=True,
+    )
+    return described.stdout.strip() or "unknown"
+
+
 def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, check_owner: Callable[[], None]) -> None:
     """Write checkpoint.json for the last step's slot, which has just been saved. times: seconds, by their names in it."""
     slot = SLOTS[0]
@@ -172,6 +187,7 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "zero_stage": job.runtime.deepspeed.zero_stage,
         **times,
         "tokens_seen": manifest["tokens_seen"],
+        "git_commit": git_commit(),
         "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
     check_owner()

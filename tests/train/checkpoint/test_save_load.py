@@ -1,7 +1,9 @@
 """Slots survive a crash at any moment of their rotation, and any damage is seen; shards are read by any reader."""
 
+import errno
 import json
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,6 +78,21 @@ def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
         checkpoint_dir.read_slot(tmp_path / "last")
 
 
+def test_a_slot_on_a_lost_part_of_a_disk_gives_way_to_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, step in (("last_2", 10), ("last", 20)):
+        write_slot(tmp_path / name, step)
+    read = checkpoint_dir.read_slot
+
+    def lost(slot: Path) -> dict[str, Any]:
+        if slot.name == "last":
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(slot / "weights.pt"))
+        return read(slot)
+
+    monkeypatch.setattr(checkpoint_dir, "read_slot", lost)
+    assert checkpoint_dir.find_slot(tmp_path)[1]["step"] == 10
+    assert (tmp_path / "damaged_last/weights.pt").read_text() == "weights of step 20"
+
+
 def write_shards(folder: Path, cuts: list[int]) -> dict[str, torch.Tensor]:
     """Two parameters, each cut at these elements over as many ranks."""
     whole = {"a": torch.randn(3, 4), "b": torch.randn(12)}
@@ -111,6 +128,8 @@ def test_a_damaged_line_of_metrics_is_named_and_may_be_removed(tmp_path: Path, d
         Metrics(path, 5)
     path.write_bytes(path.read_bytes().split(b"\n", 1)[1])
     assert whole_lines(Metrics(path, 5).path) == [{"step": 2}]
+    path.write_bytes(b'{"step": 1}\n' + b"\0" * 40 + b'\n{"step": 3}\n')  # a page that did not reach the disk
+    assert whole_lines(Metrics(path, 1).path) == [{"step": 1}]
 
 
 def test_numbers_that_are_not_finite_are_null(tmp_path: Path) -> None:

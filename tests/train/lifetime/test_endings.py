@@ -79,7 +79,7 @@ def test_steps_that_are_not_finite_are_skipped_and_their_rows_named(
     job = make_job("job", ["runtime.max_skipped_in_a_row=40", "deepspeed=zero0", "recipe.seed=3"])
     job.target = tmp_path / "poisoned.json"
     job.run()
-    skipped = [json.loads(line) for line in (job.out / "skipped.jsonl").read_text().splitlines()]
+    skipped = [json.loads(line) for line in (job.out / "checkpoints/skipped.jsonl").read_text().splitlines()]
     named = {row for entry in skipped for row in entry["rows"]}
     assert named
     assert named <= holders[token]

@@ -73,12 +73,15 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
 
     Self attention, feed-forward part and the norms before them come from that layer. The cross attention reads the last layer's
     keys and values, so its queries, output and norm always come from the last layer. Biases that the target lacks stay zero.
-    Raises ValueError if the layer has experts instead of one feed-forward part, or biases that the draft lacks.
+    Raises ValueError if the layer has experts instead of one feed-forward part, norms of queries and keys, or biases that the
+    draft lacks.
     """
     layers = states.target.model.layers
     chosen, last = layers[-1 if start == LAST else len(layers) // 2], layers[-1]
-    if not isinstance(getattr(chosen.mlp, "down_proj", None), nn.Linear):
-        raise ValueError(f"recipe.draft.start: {start}: that layer of the target has experts, the draft has none; give random")
+    lacks = "norms of queries and keys" if hasattr(last.self_attn, "q_norm") else ""
+    lacks = lacks if isinstance(getattr(chosen.mlp, "down_proj", None), nn.Linear) else "experts"
+    if lacks:
+        raise ValueError(f"recipe.draft.start: {start}: that layer of the target has {lacks}, the draft has none; give random")
     pairs = [
         (draft.input_layernorm, chosen.input_layernorm),
         (draft.post_self_attention_layernorm, last.input_layernorm),

@@ -72,7 +72,7 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
             continue
         try:
             manifest = read_slot(folder / name)
-        except ValueError as error:
+        except (OSError, ValueError) as error:  # a part of a disk may be lost for good
             log(f"WARNING checkpoint slot {name} is damaged and not used: {error}")
             damaged[name] = str(error)
             continue

@@ -238,6 +238,15 @@ def load(engine: Any, slot: Path, manifest: dict[str, Any], ranks: Ranks) -> Non
         log(f"going on from a checkpoint of {before[0]} processes with ZeRO-{before[1]}", ranks)
 
 
+def begin(engine: Any, weights: dict[str, Tensor]) -> None:
+    """Give a fresh engine a draft's float32 weights, by the layer's own names; its layer was filled with rounded ones."""
+    zero_state.before_writing(engine)
+    for fragment in zero_state.held(engine, write=True):
+        whole = weights[fragment.name.removeprefix(TRAINING_PREFIX)].flatten()
+        fragment.kinds["fp32"].copy_(whole[fragment.start : fragment.start + fragment.numel])
+    zero_state.after_writing(engine, 0.0)
+
+
 def draft_state_dict(slot: Path) -> dict[str, Tensor]:
     """Return the draft's float32 weights from a slot of any ZeRO stage and number of ranks, names without the prefix.
 

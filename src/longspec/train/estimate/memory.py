@@ -27,7 +27,6 @@ from longspec.train.estimate.flops import experts_of
 
 GIB = 2**30
 REDUCE_BUCKET = 500_000_000  # elements, DeepSpeed's own default; smaller drafts use their number of parameters (engine.py)
-OPTIMIZER, BUCKET = "draft optimizer", "gradient reduction bucket"
 JOINED = ("glm4", "phi3")  # families that compute gate and up in one product, whose result lives until both are used
 ALWAYS, TARGET, DRAFT = "always", "target's forward", "draft's forward and backward"
 # A CUDA context with its libraries, NCCL's buffers, and gaps in the allocator's memory: a rough guess, not derived.
@@ -148,7 +147,7 @@ def training_state(setup: Setup) -> list[Item]:
     gradients = (share if stage >= 2 else parameters) * summed_in
     items = [Item("draft weights", (share if stage == 3 else parameters) * element)]
     if setup.offload != "nvme":
-        items.append(Item(OPTIMIZER, (share if stage else parameters) * (8 if in_place else 12), on_host=offloaded))
+        items.append(Item("draft optimizer", (share if stage else parameters) * (8 if in_place else 12), on_host=offloaded))
     if stage == 3:
         items.append(Item("draft weights, gathered", parameters * element, DRAFT))
     items.append(Item("draft gradients", gradients, on_host=offloaded and stage >= 2))
@@ -156,7 +155,7 @@ def training_state(setup: Setup) -> list[Item]:
         copies = 4 + (element if stage < 3 else 0) + (summed_in if stage == 1 else 0)
         items.append(Item("copies for the offload", share * copies, on_host=True))
     if stage > 1 or (stage == 1 and (fp32 or offloaded)):
-        items.append(Item(BUCKET, min(REDUCE_BUCKET, parameters) * element))
+        items.append(Item("gradient reduction bucket", min(REDUCE_BUCKET, parameters) * element))
     return items
 
 
