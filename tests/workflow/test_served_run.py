@@ -68,6 +68,9 @@ def test_the_draft_is_measured_and_served(finished: Settings, calls: list[Any], 
     draft = {"method": "eagle3", "model": str(DRAFT), "num_speculative_tokens": 3, "draft_sample_method": "probabilistic"}
     assert json.loads(words[words.index("--speculative-config") + 1]) == draft
     assert words[-7:] == ["--dtype", "float32", "--enforce-eager", "--max-model-len", "1024", "--seed", "7"]
+    assert "sampled text will not be the target's" in told
+    Path(".venv-serve/vllm/lib/python3.12/site-packages/longspec_vllm-1.dist-info").mkdir(parents=True)
+    assert "sampled text" not in longspec("serve", "demo-eagle3")[1]
     assert (environment["VLLM_ENABLE_V1_MULTIPROCESSING"], V2 in environment) == ("1", False)
     check(longspec("serve", "demo")[1], f"error: {GLIDE}/vllm: missing", f"longspec export {GLIDE} --layout vllm")
     Path(f"{GLIDE}/vllm").mkdir()

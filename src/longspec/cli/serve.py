@@ -20,7 +20,7 @@ from longspec.cli.runs import plan_of, snakemake
 from longspec.config.names import is_gguf
 from longspec.engines import ENGINES, LLAMA_CPP, OURS, VLLM
 from longspec.families import position_limit
-from longspec.measure.engines.vllm import ENVIRONMENT, OF_METHOD, check_on_cpu
+from longspec.measure.engines.vllm import ENVIRONMENT, INSTALL, OF_METHOD, PLUGIN, check_on_cpu
 from longspec.models.target_config import read_target_config
 from longspec.workflow.serves import ServesPlan
 
@@ -80,6 +80,9 @@ def run(options: argparse.Namespace) -> None:
     speculative = {"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens}
     speculative["draft_sample_method"] = "probabilistic"  # else drafts of sampled text are greedy, and fewer are kept
     words = [section.get("serve_python", engine.python), "-m", "vllm.entrypoints.openai.api_server"]
+    plugin = Path(words[0]).parents[1].glob(f"lib/python*/site-packages/{PLUGIN.replace('-', '_')}-*.dist-info")
+    if not torch.cuda.is_available() and not any(plugin):
+        print(f"on a processor sampled text will not be the target's, only greedy text will: {PLUGIN} mends that; {INSTALL}")
     words += ["--model", config["target_path"], "--speculative-config", json.dumps(speculative), *more]
     print(join(words), flush=True)
     os.execve(words[0], words, SERVER | OF_METHOD.get(served.kind, {}) | os.environ)

@@ -166,7 +166,7 @@ def outcome(plain: Plain, plain_seconds: float, row: Row, seconds: float) -> lis
     a_round = row.new_tokens / row.rounds if row.rounds else 1.0
     said = [
         f"plain {alone:.1f} tokens/s, with the draft {drafted:.1f} tokens/s: {drafted / alone:.2f} times",
-        f"{a_round:.2f} tokens a round, {sum(row.accepted)} of {len(row.ids)} tokens drafted",
+        f"{a_round:.2f} tokens a round, {min(sum(row.accepted), len(row.ids) - row.rounds)} of {len(row.ids)} tokens drafted",
     ]
     length = min(len(plain.ids), len(row.ids))  # a last round may bring more than was asked for
     verdict = judge(plain.ids[:length], row.ids[:length], gap_of(plain))

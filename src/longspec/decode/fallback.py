@@ -43,9 +43,7 @@ class Watched:
         while (place := len(self.text)) < len(text):
             copied = self.followers.of(self.text, depth)
             followed = text[place : place + len(copied)]
-            kept = next(
-                (at for at, pair in enumerate(zip(copied, followed, strict=False)) if pair[0] != pair[1]), len(followed)
-            )
+            kept = next((at for at, (a, b) in enumerate(zip(copied, followed, strict=False)) if a != b), len(followed))
             if kept == len(followed) and len(text) <= place + len(copied):
                 return
             self.text += text[place : place + kept + 1]

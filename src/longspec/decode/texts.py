@@ -104,10 +104,7 @@ class Texts:
         end = self.stops.end(self.whole[number], new)
         kept = len(new) - 1 if end is None else end
         room = self.max_new_tokens - len(row.ids)
-        if kept + 1 <= room and end is not None:
-            row.finish = STOP
-        elif kept + 1 >= room:
-            row.finish = LENGTH
+        row.finish = STOP if end is not None and kept < room else LENGTH if kept + 1 >= room else ""
         added = new[: min(kept + 1, room)]
         row.ids += added
         self.whole[number] += added

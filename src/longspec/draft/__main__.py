@@ -8,18 +8,8 @@ from tempfile import TemporaryDirectory
 import yaml
 
 from longspec import shown
-from longspec.atomic_files import (
-    check_files,
-    checked_folder,
-    describe_files,
-    files_below,
-    new_folder,
-    path_text,
-    read_json,
-    write_json,
-)
+from longspec.atomic_files import check_files, checked_folder, describe_files, files_below, new_folder, read_json, write_json
 from longspec.distributed import log
-from longspec.shown import add_verb
 
 
 def extract(options: argparse.Namespace) -> None:
@@ -58,6 +48,7 @@ def extract(options: argparse.Namespace) -> None:
 
 def fetch_(options: argparse.Namespace) -> None:
     """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
+    from longspec.atomic_files import path_text
     from longspec.draft.fetch import fetch
 
     options.out.unlink(missing_ok=True)  # an old manifest must not describe files that a download changes
@@ -151,21 +142,21 @@ def push(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m longspec.draft", description=__doc__)
     verbs = parser.add_subparsers(required=True)
-    verb = add_verb(verbs, "extract", str(extract.__doc__), run=extract)
+    verb = shown.add_verb(verbs, "extract", str(extract.__doc__), run=extract)
     verb.add_argument("checkpoint", type=Path, help="a stage's checkpoint.json")
     verb.add_argument("--target", type=Path, help="default: models/{recipe.model.name}/target_manifest.json")
     verb.add_argument("--vocabulary", type=Path, help="its draft_vocabulary_{size}.json, where it has one")
     verb.add_argument("--data", type=Path, nargs="+", help="its rows' manifests, for provenance.json")
     verb.add_argument("--out", type=Path, help="the folder to make; default: draft, in the stage's folder")
-    verb = add_verb(verbs, "fetch", str(fetch_.__doc__), run=fetch_)
+    verb = shown.add_verb(verbs, "fetch", str(fetch_.__doc__), run=fetch_)
     verb.add_argument("--source", required=True, help="hf:owner/name[@revision] or a folder")
     verb.add_argument("--out", type=Path, required=True, help="the manifest to write")
-    verb = add_verb(verbs, "import", str(import_.__doc__), run=import_)
+    verb = shown.add_verb(verbs, "import", str(import_.__doc__), run=import_)
     verb.add_argument("source", help="a draft's folder, hf:owner/name[@revision], or a manifest that `fetch` wrote")
     verb.add_argument("--target", type=Path, required=True, help="the target's folder or its target_manifest.json")
     verb.add_argument("--recipe", type=Path, help="recipe.yaml of the stage that begins with it, which must be of such a draft")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = add_verb(verbs, "final", str(final.__doc__), run=final)
+    verb = shown.add_verb(verbs, "final", str(final.__doc__), run=final)
     which = verb.add_mutually_exclusive_group(required=True)
     which.add_argument("--draft", type=Path, help="draft folder of the last stage, where that is published")
     which.add_argument("--choice", type=Path, help="final_stage.json, which names the stage that is published")
@@ -175,7 +166,7 @@ def main() -> None:
     verb.add_argument("--target", type=Path, required=True, help="target_manifest.json")
     verb.add_argument("--imported", type=Path, help="config.json of the imported draft that the first stage began with")
     verb.add_argument("--out", type=Path, required=True, help="the folder to make")
-    verb = add_verb(verbs, "export", str(export.__doc__), run=export)
+    verb = shown.add_verb(verbs, "export", str(export.__doc__), run=export)
     verb.add_argument("folder", type=Path, help="final_draft folder, or the draft of a stage")
     verb.add_argument("--layout", required=True, help="speculators, vllm, gguf or openvino, as the draft's method has them")
     where = "the folder to make, which must not be there; default, for layouts without weights of their own: {folder}/{layout}"
@@ -185,7 +176,7 @@ def main() -> None:
     )
     verb.add_argument("--context", type=int, help="tokens of the longest text; a window of as many or more is written as none")
     verb.add_argument("--target", type=Path, help="where to write the draft's target in this layout too")
-    verb = add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)
+    verb = shown.add_verb(verbs, "push", f"{push.__doc__} The token is read from HF_TOKEN.", run=push)
     verb.add_argument("folder", type=Path, help="final_draft folder")
     verb.add_argument("--repo", required=True, help="owner/name of the repository; made if it is not there")
     verb.add_argument("--revision", default="main", help="branch to commit to; made if it is not there")

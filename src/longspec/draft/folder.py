@@ -15,6 +15,7 @@ from longspec.draft_vocabulary import DraftVocabulary, tokenizer_files
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
+from longspec.methods.layer_config import LAYER_FIELDS
 from longspec.models.target_config import read_target_config
 
 VOCABULARY = "draft_vocabulary.json"
@@ -35,19 +36,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["generate"]
 '''
-TARGET_FIELDS = (
-    "model_type",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "rope_parameters",
-)
+OF_THE_TARGET = ("model_type", "num_hidden_layers", "head_dim", "rope_parameters")
+TARGET_FIELDS = (*OF_THE_TARGET, *(name for name in LAYER_FIELDS if name != "hidden_act"))
 
 
 def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:

@@ -70,8 +70,7 @@ def versions(engine: Engine, python: str) -> dict[str, str]:
     if done.returncode:
         why = (done.stderr.strip().splitlines() or [f"{python}: exit code {done.returncode}"])[-1]
         raise RefusedError(f"evaluation.serve_python: {why}; {engine.install} makes an environment with {engine.title}")
-    found: dict[str, str] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,9 @@ def drafter(name: str, target: Any, layer: Any, settings: Any, vocabulary: Draft
 
     vocabulary: the tokens to propose; ignored if the method's drafts have their own, which the settings hold.
     """
-    made: Drafter = import_module(f"longspec.methods.{name}.drafter").drafter(
+    return import_module(f"longspec.methods.{name}.drafter").drafter(
         target, layer, settings, None if has_own_vocabulary(name) else vocabulary
     )
-    return made
 
 
 def vocabulary_size(recipe: Any) -> int | None:
@@ -162,8 +161,7 @@ def soft_labels(recipe: Any) -> bool:
 
 def loss_weight(recipe: Any) -> float | None:
     """Return a token's weight in a recipe's training loss, summed over steps or slots; None: the loss is not in nats."""
-    weight: float | None = settings_of(recipe.method.name).loss_weight(recipe)
-    return weight
+    return settings_of(recipe.method.name).loss_weight(recipe)
 
 
 def measures_target(recipe: Any, runtime: Any) -> bool:

@@ -138,11 +138,8 @@ class OwnLayersTrainer(DraftTrainer):
         self, found: dict[str, Tensor], tokens_N: Tensor, labels_N: Tensor, ids_V: Tensor | None, with_loss: bool
     ) -> Teacher | None:
         """Return the target's side of the loss of N of the B * S tokens; None if nothing was read for it."""
-
-        def labelled(x_BS: Tensor) -> Tensor:
-            return x_BS.flatten(0, 1)[tokens_N]
-
-        return teacher_of(found, labelled, self.states.head_weight, labels_N, ids_V, with_loss=with_loss)
+        head = self.states.head_weight
+        return teacher_of(found, lambda x_BS: x_BS.flatten(0, 1)[tokens_N], head, labels_N, ids_V, with_loss=with_loss)
 
 
 class OwnLayersMethod(Method):

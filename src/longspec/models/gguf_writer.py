@@ -167,9 +167,8 @@ def tokenizer_keys(folder: Path, tokens: int) -> dict[str, Any]:
             "writes byte-level BPE alone; serve it by vLLM"
         )
     added = {token["id"]: token for token in content["added_tokens"]}
-    texts = {number: text for text, number in model["vocab"].items()} | {
-        number: each["content"] for number, each in added.items()
-    }
+    texts = {number: text for text, number in model["vocab"].items()}
+    texts |= {number: each["content"] for number, each in added.items()}
     kinds = {number: CONTROL if each["special"] else USER_DEFINED for number, each in added.items()}
     keys: dict[str, Any] = {
         "tokenizer.ggml.model": "gpt2",

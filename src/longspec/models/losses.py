@@ -88,8 +88,7 @@ Chunk = tuple[list[slice], Callable[[Tensor], Tensor]]
 
 def chunked(weight_VH: Tensor, hidden: list[Tensor], chunks: Iterable[Chunk]) -> Tensor:
     """Return the summed loss of logits hidden @ weight_VH.T, with gradients of weight_VH and hidden if they require one."""
-    loss: Tensor = _Chunked.apply(chunks, torch.is_grad_enabled(), weight_VH, *hidden)
-    return loss
+    return _Chunked.apply(chunks, torch.is_grad_enabled(), weight_VH, *hidden)
 
 
 class _Chunked(torch.autograd.Function):

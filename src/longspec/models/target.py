@@ -105,9 +105,8 @@ def draft_device(target: Any) -> torch.device:
     main memory or on disk, its hook names the device.
     """
     norm = target.model.norm
-    device: torch.device = norm.weight.device
     hook = getattr(norm, "_hf_hook", None)
-    return torch.device(hook.execution_device) if device.type == "meta" and hook else device
+    return torch.device(hook.execution_device) if norm.weight.is_meta and hook else norm.weight.device
 
 
 def join_ranks(ranks: Ranks) -> None:

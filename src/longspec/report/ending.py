@@ -22,8 +22,8 @@ def lines(run: str, given: str | None = None) -> list[str]:
         told += ["", f"{variant}: {TITLE}"]
         told += [_row(report, variant, drafter, tau) for drafter, tau in drafters.items()]
         lossless = report["lossless"][variant]
-        compared = f"greedy output compared: {lossless['tokens_compared']} tokens"
-        told.append(f"  {compared}, {lossless['unexplained']} unexplained differences")
+        compared = f"{lossless['tokens_compared']} tokens, {lossless['unexplained']} unexplained differences"
+        told.append(f"  greedy output compared: {compared if lossless['tokens_compared'] else 'none'}")
     told += ["", f"Report: {numbers.with_suffix('.html').resolve()}"]
     for variant in report["overall"]:
         served = quote(given or run) + (f" --variant {variant}" if len(report["overall"]) > 1 else "")

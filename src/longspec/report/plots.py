@@ -109,12 +109,10 @@ def losses(variant: Variant) -> Markup:
     """
     with quiet():
         figure, row = panels([1.0] * len(variant.stages), 2.9, common=False)
-        before = ""
-        for axes, stage in zip(row, variant.stages, strict=True):
-            axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step")
-            if (unit := loss_unit(stage)) != before:
-                axes.set_ylabel(unit)
-            before = unit
+        units = ["", *map(loss_unit, variant.stages)]
+        for axes, stage, before, unit in zip(row, variant.stages, units, units[1:], strict=False):
+            told = "" if unit == before else unit
+            axes.set(title=f"{stage.name}  ·  {stage.data}", xlabel="optimizer step", ylabel=told)
             _loss_panel(axes, stage, drafter_colour(stage.name, variant.stage_names))
         return to_svg(figure, f"loss-{variant.name}", f"Loss of each stage beside the target's own, {variant.name}")
 

@@ -62,9 +62,8 @@ def _started(job: Job, target: Path, draft: Path | None) -> Engine:
     elif job.method == LOOKUP:
         kinds["prompt_lookup"] = True
     pipeline = openvino_genai.LLMPipeline(str(target), "CPU", **kinds, **cached)
-    alone = None
-    if any(request.best for request in job.requests):
-        alone = openvino.Core().compile_model(target / MODEL, "CPU", properties).create_infer_request()
+    judged = any(request.best for request in job.requests)
+    alone = openvino.Core().compile_model(target / MODEL, "CPU", properties).create_infer_request() if judged else None
     return Engine(pipeline, job.method, job.tokens if job.method else 0, alone)
 
 

@@ -13,19 +13,7 @@ from longspec.config.schema import HARD, LK, OFFLINE, SOFT, TV, Known
 from longspec.config.typed import Flag, Number, Text, Tokens, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, VLLM, Served
-from longspec.methods.layer_shape import (
-    SHAPE,
-    LayerSettings,
-    LayerShape,
-    Row,
-    check_layers,
-    check_method,
-    check_proposed,
-    layer_settings,
-    layers_of,
-    stored_word,
-    told_of_layers,
-)
+from longspec.methods import layer_shape
 
 NAME = "dflash"
 NAMELESS_FILES = False
@@ -44,7 +32,7 @@ COUNTS = {
 MOST_LAYERS = 8  # in a draft
 # Defines the draft: its recipe and its folder must agree in these keys, which the tensors' shapes do not all show.
 OWN = ("depth", "block_size", "mask_token", "tied_k_norm", "sliding_window")
-SAME = ("recipe.method", ("layers", "vocabulary", *OWN, *SHAPE))
+SAME = ("recipe.method", ("layers", "vocabulary", *OWN, *layer_shape.SHAPE))
 DECAY, D_PACE = "decay", "d_pace"
 Depth = Annotated[Whole, Field(ge=1, le=MOST_LAYERS)]
 BlockSize = Annotated[Whole, Field(ge=2, le=64)]
@@ -54,7 +42,7 @@ Alpha = Annotated[Number, Field(gt=0, le=1)]
 
 
 @dataclass
-class Method(LayerShape):
+class Method(layer_shape.LayerShape):
     """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
 
     name: Annotated[Text, means("the method, a file of config/method/")] = NAME
@@ -107,7 +95,7 @@ class Draft(Known):
 
 
 @dataclass(kw_only=True)
-class Settings(LayerSettings, Method, Draft):
+class Settings(layer_shape.LayerSettings, Method, Draft):
     """Hold the settings that METHOD's answers depend on."""
 
     row_tokens: int = field(default=0, metadata={"stored": False})  # of a row in training; 0: no training
@@ -122,7 +110,7 @@ def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """Return the settings for training and decoding, from a typed recipe and its draft vocabulary."""
     stored_layers = recipe.method.stored_layers if recipe.states.source == OFFLINE else None
     more = {"row_tokens": recipe.data.sequence_length, "stored_layers": stored_layers and list(stored_layers)}
-    return layer_settings(Settings, recipe, vocabulary, **more)
+    return layer_shape.layer_settings(Settings, recipe, vocabulary, **more)
 
 
 def longest_chain(recipe: Any) -> int:
@@ -138,15 +126,15 @@ def anchors_of(settings: Settings, row_tokens: int) -> int:
 def check(recipe: Any) -> None:
     """Check recipe.method and recipe.draft. Raises ValueError with the key and what is allowed."""
     method = recipe.method
-    check_layers("layers", method.layers, Settings.first)
-    check_layers("stored_layers", method.stored_layers, 0)
+    layer_shape.check_layers("layers", method.layers, Settings.first)
+    layer_shape.check_layers("stored_layers", method.stored_layers, 0)
     missing = sorted(set(method.layers or ()) - set(method.stored_layers or method.layers or ()))
     if method.stored_layers is not None and (method.layers is None or missing):
         raise ValueError(
             f"recipe.method.stored_layers: {list(method.stored_layers)}: must hold all of recipe.method.layers, which are "
             f"{'not given' if method.layers is None else list(method.layers)}"
         )
-    check_method(method)
+    layer_shape.check_method(method)
     if method.block_size > recipe.data.sequence_length:
         raise ValueError(
             f"recipe.method.block_size: blocks of {method.block_size} find no place in rows of {recipe.data.sequence_length} "
@@ -170,29 +158,29 @@ def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """Raise ValueError if the target lacks a layer that is read or the mask token, or has too few tokens."""
     method = recipe.method
     for chosen in (method.layers, method.stored_layers or method.layers):
-        layers_of(chosen, layers, Settings.first)
+        layer_shape.layers_of(chosen, layers, Settings.first)
     mask_token_of(method.mask_token, vocabulary)
-    check_proposed(method, vocabulary)
+    layer_shape.check_proposed(method, vocabulary)
 
 
 def stored(recipe: Any) -> str:
     """Return a word for the stored inputs of layers and soft labels; EAGLE-3 drafts that read the same have the same word."""
     method = recipe.method
-    return stored_word(recipe, method.stored_layers or method.layers, is_soft=soft_labels(recipe))
+    return layer_shape.stored_word(recipe, method.stored_layers or method.layers, is_soft=soft_labels(recipe))
 
 
-def told(recipe: Any) -> list[Row]:
+def told(recipe: Any) -> list[layer_shape.Row]:
     """Return a report's rows: the layers that are read, the block, and what its slots learn."""
     method, draft = recipe.method, recipe.draft
     weights = f"exp(-(k - 1) / {draft.gamma:g})" if draft.weights == DECAY else f"D-PACE, alpha {draft.alpha:g}"
     blocks = "one for each block of its tokens" if draft.anchors is None else str(draft.anchors)
-    further: list[Row] = [
+    further: list[layer_shape.Row] = [
         (("method.depth", "method.tied_k_norm"), "decoder layers", str(method.depth)),
         (("method.block_size", "method.mask_token", "draft.anchors"), "block", f"{method.block_size} slots, of a row {blocks}"),
         (("draft.loss",), "loss", draft.loss),
         (("draft.weights", "draft.gamma", "draft.alpha"), "weight of slot k", weights),
     ]
-    return told_of_layers(method, further)
+    return layer_shape.told_of_layers(method, further)
 
 
 def soft_labels(recipe: Any) -> bool:

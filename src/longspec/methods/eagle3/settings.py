@@ -14,20 +14,7 @@ from longspec.config.schema import LATER, LK, SOFT, TV, Known
 from longspec.config.typed import Flag, Number, Text, Whole, means, words
 from longspec.draft_vocabulary import DraftVocabulary
 from longspec.engines import LLAMA_CPP, OPENVINO, VLLM, Served
-from longspec.methods.layer_shape import (
-    SHAPE,
-    LayerSettings,
-    LayerShape,
-    Row,
-    Vocabulary,
-    check_layers,
-    check_method,
-    check_proposed,
-    layer_settings,
-    layers_of,
-    stored_word,
-    told_of_layers,
-)
+from longspec.methods import layer_shape
 
 NAME = "eagle3"
 NAMELESS_FILES = False
@@ -46,7 +33,7 @@ COUNTS = {"outside_vocabulary": "no loss: the target prefers a token outside the
 AUXILIARY = 3  # hidden states of the target that a draft reads; engines accept no other number
 NORMS = ("fc_norm", "norm_output", "norm_before_residual", "norm_before_fc")
 # Defines the draft: its recipe and its folder must agree in these keys, which the tensors' shapes do not all show.
-SAME = ("recipe.method", ("layers", "vocabulary", *NORMS, "sliding_window", *SHAPE))
+SAME = ("recipe.method", ("layers", "vocabulary", *NORMS, "sliding_window", *layer_shape.SHAPE))
 STARTS = ("random", "identity")
 MOST_STEPS = 64  # in a chain
 Steps = Annotated[Whole, Field(ge=1, le=MOST_STEPS)]
@@ -54,11 +41,11 @@ Decay = Annotated[Number, Field(ge=0.01, le=1)]
 
 
 @dataclass
-class Method(LayerShape):
+class Method(layer_shape.LayerShape):
     """The section `recipe.method`: what the draft is. Its shape is the target's where a key is null."""
 
     name: Annotated[Text, means("the method, a file of config/method/")] = NAME
-    vocabulary: Vocabulary = 8192
+    vocabulary: layer_shape.Vocabulary = 8192
     fc_norm: Annotated[Flag, means("whether each auxiliary hidden state is normed before the projection (EAGLE-3.1)")] = False
     norm_output: Annotated[Flag, means("whether what the draft feeds back is normed (EAGLE-3.1)")] = False
     norm_before_residual: Annotated[Flag, means("whether the layer adds to the normed feature, in place of the feature")] = (
@@ -93,7 +80,7 @@ def implied(tokens: int) -> dict[str, Any]:
 
 
 @dataclass(kw_only=True)
-class Settings(LayerSettings, Method, Draft):
+class Settings(layer_shape.LayerSettings, Method, Draft):
     """Hold the settings that METHOD's answers depend on."""
 
     first: ClassVar[int] = 0
@@ -102,14 +89,14 @@ class Settings(LayerSettings, Method, Draft):
 
 def of(recipe: Any, vocabulary: DraftVocabulary | None = None) -> Settings:
     """Return the settings for training and decoding, from a typed recipe and its draft vocabulary."""
-    return layer_settings(Settings, recipe, vocabulary)
+    return layer_shape.layer_settings(Settings, recipe, vocabulary)
 
 
 def check(recipe: Any) -> None:
     """Check recipe.method and recipe.draft. Raises ValueError with the key and what is allowed."""
     method, draft = recipe.method, recipe.draft
-    check_layers("layers", method.layers, Settings.first, AUXILIARY)
-    check_method(method)
+    layer_shape.check_layers("layers", method.layers, Settings.first, AUXILIARY)
+    layer_shape.check_method(method)
     if draft.steps + 1 >= recipe.data.sequence_length:
         raise ValueError(
             f"recipe.draft.steps: chains of {draft.steps} find no place in rows of {recipe.data.sequence_length} tokens "
@@ -124,8 +111,8 @@ def check(recipe: Any) -> None:
 
 def fits(recipe: Any, layers: int, vocabulary: int) -> None:
     """Raise ValueError if the target lacks a layer that is read, or has no more tokens than the draft vocabulary."""
-    layers_of(recipe.method.layers, layers, Settings.first)
-    check_proposed(recipe.method, vocabulary)
+    layer_shape.layers_of(recipe.method.layers, layers, Settings.first)
+    layer_shape.check_proposed(recipe.method, vocabulary)
 
 
 # Layout of another program than vLLM -> the program's name, and the norms that it cannot represent.
@@ -157,14 +144,14 @@ def check_layout(layout: str, method: Mapping[str, Any], context: int | None) ->
 
 def stored(recipe: Any) -> str:
     """Return a word for the stored inputs of the auxiliary layers and for what the labels are made of."""
-    return stored_word(recipe, recipe.method.layers, is_soft=True)
+    return layer_shape.stored_word(recipe, recipe.method.layers, is_soft=True)
 
 
-def told(recipe: Any) -> list[Row]:
+def told(recipe: Any) -> list[layer_shape.Row]:
     """Return a report's rows: the layers that are read, the draft vocabulary, and the chain that is trained."""
     chain = f"{recipe.draft.steps} steps, weighted {recipe.draft.decay:g}^i"
-    rows: list[Row] = [(("draft.steps", "draft.decay"), "chain", chain), (("draft.loss",), "loss", recipe.draft.loss)]
-    return told_of_layers(recipe.method, rows, NORMS[2:])  # drafts made elsewhere often have other norms than our defaults
+    rows: list[Any] = [(("draft.steps", "draft.decay"), "chain", chain), (("draft.loss",), "loss", recipe.draft.loss)]
+    return layer_shape.told_of_layers(recipe.method, rows, NORMS[2:])  # drafts from elsewhere have other norms
 
 
 def soft_labels(recipe: Any) -> bool:

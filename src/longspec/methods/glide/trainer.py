@@ -13,14 +13,8 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from longspec.config.schema import Model
+from longspec.methods import draft_files
 from longspec.methods.contract import DraftOutput, DraftTrainer, positions_of
-from longspec.methods.draft_files import (
-    TRAINING_PREFIX,
-    check_draft_config,
-    draft_weights_file,
-    stored_settings,
-    target_and_draft,
-)
 from longspec.methods.glide.layer import GlideLayer, check_draft_state, fresh_layer
 from longspec.methods.glide.settings import BLOCKS, Draft
 from longspec.models.attention.backends import AUTO, check_backend
@@ -90,8 +84,8 @@ class Glide(DraftTrainer):
                 f"{type(self).__name__}, which takes {', '.join(self.families)}; choose another model _target_"
             )
         if glide_path is not None:
-            check_draft_config(glide_path, config)
-        settings = draft or (glide_path and stored_settings(glide_path, Draft)) or replace(PUBLISHED)
+            draft_files.check_draft_config(glide_path, config)
+        settings = draft or (glide_path and draft_files.stored_settings(glide_path, Draft)) or replace(PUBLISHED)
         if states is None:
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
@@ -99,7 +93,7 @@ class Glide(DraftTrainer):
         super().__init__(states, fresh_layer(states, settings))
         self.config, self.draft_settings = config, settings
         if glide_path is not None:
-            file = draft_weights_file(glide_path)
+            file = draft_files.draft_weights_file(glide_path)
             fill(self.draft_model, read_tensors(file), file, check_draft_state)
 
     @classmethod
@@ -113,10 +107,10 @@ class Glide(DraftTrainer):
         if "ignore_mismatched_sizes" in arguments:
             raise ValueError("ignore_mismatched_sizes: weights that do not fit are always refused; leave it out")
         own = {name: value for name, value in arguments.items() if name not in RECIPE_MODEL}
-        target_model_path, glide_path = target_and_draft(target_model_path, own.pop("glide_path", None))
+        target_model_path, glide_path = draft_files.target_and_draft(target_model_path, own.pop("glide_path", None))
         glide = cls(read_target_config(target_model_path), target_model_path, glide_path, **own)
         if state_dict is not None:
-            named = {name.removeprefix(TRAINING_PREFIX): tensor for name, tensor in state_dict.items()}
+            named = {name.removeprefix(draft_files.TRAINING_PREFIX): tensor for name, tensor in state_dict.items()}
             fill(glide.draft_model, named, "state_dict", check_draft_state)
         return glide
 
@@ -177,12 +171,9 @@ class Glide(DraftTrainer):
             outputs.append(self._losses(hidden_BSH, found, next_labels, num_labels, with_llm_loss))
         if not isinstance(lag, tuple):
             return outputs[0]
-
-        def stacked(name: str) -> Any:
-            values = [getattr(output, name) for output in outputs]
-            return None if values[0] is None else torch.stack(values)
-
-        return DraftOutput(stacked("loss"), stacked("llm_loss"), stacked("agreement"))
+        values = ([getattr(output, name) for output in outputs] for name in ("loss", "llm_loss", "agreement"))
+        made: list[Any] = [None if of[0] is None else torch.stack(of) for of in values]
+        return DraftOutput(*made)
 
     def _losses(
         self,

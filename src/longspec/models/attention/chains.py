@@ -148,8 +148,7 @@ def _blocks(q_BNSD: Tensor) -> Iterator[slice]:
 
 def by_kernels(kernels: Any, visibility: Any, scale: float, *everything: Tensor) -> Tensor:
     """Attend with kernels that return the text part's log-sum-exp, and whose backward accepts another one."""
-    seen_BNSD: Tensor = _Attend.apply(visibility, scale, kernels, *everything)
-    return seen_BNSD
+    return _Attend.apply(visibility, scale, kernels, *everything)
 
 
 def by_flash(visibility: Visibility, scale: float, *everything: Tensor) -> Tensor:
