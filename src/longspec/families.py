@@ -57,3 +57,10 @@ def position_limit(config: Any) -> int:
         return int(config.max_position_embeddings)
     stretched = (rope.get("factor") or 1.0) * (rope.get("original_max_position_embeddings") or 0)
     return max(config.max_position_embeddings, int(stretched))
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """Return how many tokens a query sees in each of a target's layers, itself among them; None: all."""
+    size = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return [size if kind == "sliding_attention" else None for kind in kinds]

@@ -1,9 +1,11 @@
 """What decoding holds: the draft its window, the target the text and nothing beside it; and the host asks once a round."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
-from transformers import DynamicCache, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, DynamicCache, MistralConfig, Qwen2Config
 
 from longspec.decode import cache
 from longspec.decode.autoregressive import decode_plain
@@ -12,9 +14,11 @@ from longspec.decode.levels import DEFAULT_SHAPE
 from longspec.decode.lookup import LookupDrafter
 from longspec.decode.prefill import prefill
 from longspec.decode.speculate import speculate
+from longspec.families import layer_windows
 from longspec.methods.glide.drafter import GlideDrafter
 from tests.decode.models import DEPTHS, METHODS, WINDOW, generated, make_drafter, make_eagle3, make_layer, make_target
 from tests.refusals import refused
+from tests.targets import EAGLE3_TARGETS, TARGETS
 
 pytestmark = pytest.mark.slow  # half a minute and more as a whole
 
@@ -150,6 +154,27 @@ def test_a_decoding_that_fails_gives_its_start_back() -> None:
     hook.remove()
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(start.cache.layers, before, strict=True))
     assert [row.ids for row in speculate(target, drafter, start, max_new_tokens=30).rows] == expected
+
+
+@pytest.mark.parametrize("name", ["gpt_oss", "mistral", "phi3", "qwen3-tied-sliding-first"])
+def test_plain_decoding_reads_no_more_than_a_layers_window(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers' own cache, with the same text. Else each draft would look good beside it."""
+    torch.manual_seed(7)
+    target = AutoModelForCausalLM.from_config((TARGETS | EAGLE3_TARGETS)[name]).eval()
+    prompt, seen, update = [5, 9, 2, 7] * 5, list[int](), cache.RoomyLayer.update
+
+    def watched(*given: Any, **named: Any) -> Any:
+        shown = update(*given, **named)
+        seen.append(shown[0].shape[2])
+        return shown
+
+    monkeypatch.setattr(cache.RoomyLayer, "update", watched)
+    start = prefill(target, [prompt])
+    expected = generated(target, prompt, 30)
+    assert decode_plain(target, start, 30, NO_EOS).ids == expected
+    windows = layer_windows(target.config)
+    assert seen[-len(windows) :] == [window or 49 for window in windows]
+    assert speculate(target, LookupDrafter(), start, max_new_tokens=30).rows[0].ids == expected
 
 
 def test_a_start_serves_one_decoding_at_a_time() -> None:

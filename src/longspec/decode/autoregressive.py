@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longspec.decode.cache import tokens_ahead
+from longspec.decode.cache import slide, tokens_ahead
 from longspec.decode.prefill import Prefilled
 from longspec.decode.sampling import Sampler, check_drawn
 from longspec.decode.texts import Stops
+from longspec.families import layer_windows
 from longspec.models.target import group_of, tensor_of_first_rank
 from longspec.stopwatch import Stopwatch
 
@@ -52,12 +53,13 @@ def decode_plain(
 
     keep_logits: whether to keep a vocabulary of logits for each token, which show near-ties.
 
-    The cache is the one of decoding with a draft: one that is copied for each token would make any draft look good. Raises
-    RuntimeError for logits from which no token can be drawn.
+    The cache is the one of decoding with a draft: one that is copied for each token would make any draft look good. So would
+    layers that read more than their window. Raises RuntimeError for logits from which no token can be drawn.
     """
     assert len(start.prompts) == 1, "one prompt at a time"
     sampler, stops, decoded, group = sampler or Sampler(), Stops(eos), Plain(), group_of(target)
     with start.lent(tokens_ahead(max_new_tokens)) as lent:
+        slide(lent.cache, layer_windows(target.config))
         clock, logits_V = Stopwatch(lent.logits_BV.device), lent.logits_BV[0]
         while True:
             token = int(tensor_of_first_rank(sampler.choose(logits_V[None]), group))

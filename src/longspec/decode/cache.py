@@ -5,6 +5,7 @@ heads, D head width.
 """
 
 from collections.abc import Collection
+from copy import copy
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class RoomyLayer(DynamicLayer):
     def __init__(self, ahead: int, group: Group | None = None) -> None:
         super().__init__()
         self.ahead, self.group = ahead, group
+        self.window: int | None = None  # a forward of one token sees so many; the others stay
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make room for these tokens and those ahead."""
@@ -55,11 +57,18 @@ class RoomyLayer(DynamicLayer):
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Add a forward's tokens; return all keys and values that its attention sees."""
+        shown = slice(None if self.window is None or key_states.shape[2] > 1 else -self.window, None)
         if self.group is None:
             self.add(key_states, value_states)
-            return self.keys, self.values
+            return self.keys[:, :, shown], self.values[:, :, shown]
         self.add(*(torch.cat(of_ranks(x_BKTD, self.group), dim=1) for x_BKTD in (key_states, value_states)))
-        return own_heads(self.keys, self.group), own_heads(self.values, self.group)
+        return own_heads(self.keys[:, :, shown], self.group), own_heads(self.values[:, :, shown], self.group)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Return how many keys a forward's attention sees, and how many stand before them."""
+        total = self.get_seq_length() + query_length
+        shown = total if self.window is None or query_length > 1 else min(total, self.window)
+        return shown, total - shown
 
     def add(self, key_states: Tensor, value_states: Tensor) -> None:
         """Add tokens, with all heads that the layer holds."""
@@ -89,6 +98,14 @@ def target_cache(target: Any, ahead: int, read: Collection[int] = ()) -> Cache:
     group = group_of(target) if splits_heads(target) else None
     numbers = range(target.config.num_hidden_layers)
     return Cache(layers=[RoomyLayer(ahead, group if number in read else None) for number in numbers])
+
+
+def slide(cache: Cache, windows: list[int | None]) -> None:
+    """Have a forward of one token see only its window in each layer that has one, as in transformers' own cache."""
+    for number, window in enumerate(windows):
+        if window is not None:
+            layer = cache.layers[number] = copy(cache.layers[number])  # the cache that lends it shows the whole text
+            layer.window, layer.is_sliding = window, True
 
 
 def cut(cache: Cache, longest: int) -> None:

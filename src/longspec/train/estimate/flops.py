@@ -15,6 +15,7 @@ import torch
 from longspec.config import OFFLINE, States
 from longspec.data.pack.arrow_shards import DOCUMENT_STARTS, LENGTH, PackedRows
 from longspec.data.schedule import TrainedRows
+from longspec.families import layer_windows
 from longspec.methods.contract import Method
 from longspec.models.attention.visibility import causal_pairs
 from longspec.models.target import head_width
@@ -48,10 +49,8 @@ class Operations(NamedTuple):
 
 def target_pairs(documents: Iterable[int], config: Any, layers: int) -> float:
     """Count pairs of query and key that see each other in the first `layers` layers. documents: their lengths in tokens."""
-    size = getattr(config, "sliding_window", None)
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
     # Number of keys before its own that a query sees; None: all.
-    windows = Counter(size - 1 if size is not None and kind == "sliding_attention" else None for kind in kinds[:layers])
+    windows = Counter(None if size is None else size - 1 for size in layer_windows(config)[:layers])
     lengths = Counter(documents).items()
     return float(sum(n * m * causal_pairs(length, window) for length, n in lengths for window, m in windows.items()))
 
