@@ -139,7 +139,8 @@ def _is_chain(each: Acceptance) -> bool:
 def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> Found:
     """Return for each way, by its key, a round's seconds; of a budget also its shape with prices by the others, and tokens.
 
-    A budget was evaluated at other prices. With its own it should bring as many tokens a second, in rounds of another size.
+    A budget was evaluated at other prices, often with more nodes. Where its own tree ends, one more percent of seconds brings one
+    percent of tokens; where the evaluated one ends, the evaluated price's share of that; between the two, the mean of both.
     """
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
     seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed], sampling)
@@ -149,7 +150,8 @@ def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, A
     for way in (way for way in ways if way not in fixed):
         shape = _priced(target, way, start, rate, sampling)
         own, evaluated = _mean_seconds(target, start, [(way.drafter, shape), (way.drafter, way.shape)], sampling)
-        found[way.key] = {"shape": shape, "seconds": own, "tokens": way.tokens * min(1.0, own / evaluated)}
+        share = (1 + min(1.0, way.shape.node / shape.node)) / 2 if isinstance(way.shape, Budget) and shape.node else 1.0
+        found[way.key] = {"shape": shape, "seconds": own, "tokens": way.tokens * min(1.0, own / evaluated) ** share}
     return found
 
 
