@@ -139,7 +139,7 @@ def _is_chain(each: Acceptance) -> bool:
 def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> Found:
     """Return for each way, by its key, a round's seconds; of a budget also its shape with prices by the others, and tokens.
 
-    A budget was evaluated at other prices, often with more nodes. Where its own tree ends, one more percent of seconds brings one
+    A budget was evaluated at other prices, often with more nodes. Where its own tree ends, a percent of seconds more brings a
     percent of tokens; where the evaluated one ends, the evaluated price's share of that; between the two, the mean of both.
     """
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
