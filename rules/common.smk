@@ -61,7 +61,7 @@ with one_line_errors():
     if workflow.is_main_process:  # jobs read this file again
         for each in (PLAN, BENCH):
             check_prompts(each)
-        for line in unnoticed(PLAN):
+        for line in unnoticed(PLAN, BENCH):
             logger.warning(line)
         STATES.forget_copies()
 

@@ -15,6 +15,8 @@ from shlex import join
 from threading import current_thread, get_native_id, main_thread
 from typing import Any
 
+from longspec.shown import FULL
+
 
 def sha256_file(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
@@ -79,7 +81,8 @@ def new_file(final: Path) -> Iterator[Path]:
         beside.replace(final)
         fsync_path(final.parent)
     except OSError as error:
-        error.filename = error.filename or str(final)  # a failed write names no file
+        if error.errno in FULL:  # a failed write names no file
+            error.filename = error.filename or str(final)
         raise
     finally:
         beside.unlink(missing_ok=True)

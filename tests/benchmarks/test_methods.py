@@ -120,7 +120,7 @@ def test_cells_are_made_once_and_a_torn_one_again(tmp_path: Path) -> None:
     assert [json.loads(text) for text in path.read_text().splitlines()] == [*first, found[0]]
 
 
-@pytest.mark.parametrize(("size", "short", "long"), [("demo", "1k", "4k"), ("smollm2", "2k", "6k")])
+@pytest.mark.parametrize(("size", "short", "long"), [("demo", "1k", "4k"), ("smollm2", "2k", "8k")])
 def test_all_methods_meet_the_same_data(size: str, short: str, long: str) -> None:
     run, variants = methods.SIZES[size].run, methods.SIZES[size].variants
     stages = methods.stages_of(run, methods.EXPERIMENTS)

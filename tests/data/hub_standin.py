@@ -106,8 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def send_about(self, repository: Repository, parts: list[str], commit: str) -> None:
         """What the hub's API tells of a commit, or of a folder in it."""
-        siblings = [{"rfilename": name} for name in repository.commits[commit]]
-        about: Any = {"id": "/".join(parts[:2]), "sha": commit, "siblings": siblings, "tags": [], "gated": repository.gated}
+        about: Any = {"id": "/".join(parts[:2]), "sha": commit, "siblings": [], "tags": [], "gated": repository.gated}
         if parts[2:3] == ["tree"]:
             folder = "".join(f"{part}/" for part in parts[4:])
             about = listing(repository.commits[commit], folder, "recursive=true" in self.path.lower())

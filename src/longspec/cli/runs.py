@@ -21,7 +21,7 @@ from longspec.report import ending
 from longspec.shown import duration
 from longspec.train.checkpoint.checkpoint_dir import CHECKPOINTS
 from longspec.train.stage_folder import SAME_BY_HASH, set_aside
-from longspec.workflow.checks import checked_plan
+from longspec.workflow.checks import bench_of, checked_plan
 from longspec.workflow.plan import Plan
 from longspec.workflow.settings import datasets
 from longspec.workflow.unnoticed import unnoticed
@@ -69,8 +69,11 @@ def plan(options: Namespace) -> int:
     if done.returncode:
         print("\n".join(line for line in done.stderr.splitlines() if not line.startswith(("Using", "Config file"))))
         return done.returncode
-    print("".join(f"{line}\n" for line in unnoticed(plan_of(options.run))), end="")
-    files = [line.split("\t") for line in done.stdout.splitlines()]  # a line a file: name, date, rule, log, status, plan
+    checked = plan_of(options.run)
+    print("".join(f"{line}\n" for line in unnoticed(checked, bench_of(checked))), end="")
+    files = [
+        line.split("\t") for line in done.stdout.splitlines() if "\t" in line
+    ]  # each file's name, date, rule, log, status, plan
     made = {name: rule for name, _, rule, *_, planned in files if planned == "update pending"}
     if not made:
         print("nothing to be done: all files are there and up to date")

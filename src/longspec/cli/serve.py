@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> None:
     speculative = {"method": served.kind, "model": str(folder), "num_speculative_tokens": tokens}
     speculative["draft_sample_method"] = "probabilistic"  # else drafts of sampled text are greedy, and fewer are kept
     words = [section.get("serve_python", engine.python), "-m", "vllm.entrypoints.openai.api_server"]
-    plugin = Path(words[0]).parents[1].glob(f"lib/python*/site-packages/{PLUGIN.replace('-', '_')}-*.dist-info")
+    plugin = Path(words[0]).absolute().parents[1].glob(f"lib/python*/*-packages/{PLUGIN.replace('-', '_')}-*.dist-info")
     if not torch.cuda.is_available() and not any(plugin):
         print(f"on a processor sampled text will not be the target's, only greedy text will: {PLUGIN} mends that; {INSTALL}")
     words += ["--model", config["target_path"], "--speculative-config", json.dumps(speculative), *more]

@@ -34,7 +34,7 @@ class RoomyLayer(DynamicLayer):
     def __init__(self, ahead: int, group: Group | None = None) -> None:
         super().__init__()
         self.ahead, self.group = ahead, group
-        self.window: int | None = None  # a forward of one token sees so many; the others stay
+        self.window: int | None = None  # how many a forward of one token reads; None: all
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make room for these tokens and those ahead."""

@@ -151,7 +151,7 @@ def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, A
         shape = _priced(target, way, start, rate, sampling)
         own, evaluated = _mean_seconds(target, start, [(way.drafter, shape), (way.drafter, way.shape)], sampling)
         share = (1 + min(1.0, way.shape.node / shape.node)) / 2 if isinstance(way.shape, Budget) and shape.node else 1.0
-        found[way.key] = {"shape": shape, "seconds": own, "tokens": way.tokens * min(1.0, own / evaluated) ** share}
+        found[way.key] = {"shape": shape, "seconds": own, "tokens": max(1.0, way.tokens * min(1.0, own / evaluated) ** share)}
     return found
 
 

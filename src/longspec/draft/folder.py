@@ -36,8 +36,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["generate"]
 '''
-OF_THE_TARGET = ("model_type", "num_hidden_layers", "head_dim", "rope_parameters")
-TARGET_FIELDS = (*OF_THE_TARGET, *(name for name in LAYER_FIELDS if name != "hidden_act"))
+BESIDE_THE_LAYER = ("model_type", "num_hidden_layers", "head_dim", "rope_parameters")
+TARGET_FIELDS = (*BESIDE_THE_LAYER, *(name for name in LAYER_FIELDS if name != "hidden_act"))
 
 
 def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:

@@ -159,7 +159,7 @@ def read(path: Path, settings: Settings, left_out: Mapping[str, Collection[int]]
                     "do not judge it; measure more (`prompts` of evaluation, or of its bench), or choose none (final: last)"
                 )
             if not any(row["rounds"] for row in own):
-                raise ValueError(f"{path}: task: {task!r} has no prompt with a round at {setting}: give others")
+                raise ValueError(f"{path}: task: {task!r} has no prompt with a round at {setting}; give it other prompts")
     main = found[settings.settings[0]]
     columns = {name: np.array([row[name] for row in main]) for name in (*COUNTS, "task", "prompt_hash")}
     columns |= {name: np.array([row[name] for row in main], float) for name in SECONDS}

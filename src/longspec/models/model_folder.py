@@ -48,19 +48,18 @@ def download(repository: str, folder: Path, patterns: list[str], revision: str |
     # False: no token that a login left on this machine.
     hub = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None, token=os.environ.get("HF_TOKEN") or False)
     try:
-        info = hub.model_info(repository, revision=revision)
-        commit = info.sha
+        commit = hub.model_info(repository, revision=revision).sha
         hub.snapshot_download(repository, revision=commit, allow_patterns=patterns, ignore_patterns=ELSEWHERE, local_dir=folder)
+        fetched, there = folder / ".cache/huggingface/download", hub.list_repo_files(repository, revision=commit)
+        for path in fetched.rglob("*.metadata"):  # of an earlier commit, or of another repository under this name
+            if (name := path.relative_to(fetched).with_suffix("").as_posix()) not in there:
+                (folder / name).unlink(missing_ok=True)
+                path.unlink()
     except (HTTPError, OSError, ValueError, RuntimeError) as error:  # all errors of the hub, its HTTP client and Xet storage
         name = repository if revision is None else f"{repository}@{revision}"
         raise ValueError(
             f"hf:{name}: cannot be fetched ({type(error).__name__}: {error}). For a closed repository set HF_TOKEN. Without "
             f"network, download it elsewhere, {otherwise}"
         ) from error
-    fetched, there = folder / ".cache/huggingface/download", {file.rfilename for file in info.siblings or ()}
-    for path in fetched.rglob("*.metadata"):  # of an earlier commit, or of another repository under this name
-        if (name := path.relative_to(fetched).with_suffix("").as_posix()) not in there:
-            (folder / name).unlink(missing_ok=True)
-            path.unlink()
     assert commit is not None
     return commit

@@ -149,6 +149,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         save_load.load(engine, folder / slot, resumed, ranks)
     elif job.init_weights is not None and dtype != torch.float32:
         save_load.begin(engine, read_tensors(draft_weights_file(job.init_weights)))
+    code = stage_folder.trained_by()
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     with non_retryable(unless=found is not None):
         size = save_load.check_room(engine, folder, steps - step, ranks)
@@ -200,7 +201,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
                 began = time.perf_counter()
                 stop.begin_part()
                 state = {"step": step, "steps": steps, "tokens_seen": tokens_seen, "seconds": seconds, "saving": saving}
-                state |= {"trackers": trackers.ids, "identity": identity, "longest_save": stop.longest_save}
+                state |= {**code, "trackers": trackers.ids, "identity": identity, "longest_save": stop.longest_save}
                 sync = metrics.sync if metrics else lambda: None
                 size = save_load.save(engine, folder, state, ranks, status.check_owner, sync)
                 if ranks.is_main:

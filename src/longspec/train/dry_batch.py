@@ -21,10 +21,10 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
     device, on_gpu, shape = setup.device, setup.device.type == "cuda", (setup.micro_batch, setup.sequence_length)
     others = held_later = 0
     if on_gpu:
-        # held_later: besides the draft's weights; gradients are summed in memory of their own. others: memory not taken by this
-        # process, with CUDA contexts.
-        held_later = sum(each.bytes for each in training_state(setup) if not each.on_host)
-        held_later -= setup.draft_parameters * setup.dtype.itemsize
+        # held_later: besides the draft's weights and gradients in the training dtype, which the dry batch has itself. others:
+        # memory not taken by this process, with CUDA contexts.
+        there = 2 * setup.draft_parameters * setup.dtype.itemsize
+        held_later = max(0, sum(each.bytes for each in training_state(setup) if not each.on_host) - there)
         free, total = torch.cuda.mem_get_info(device)
         others = total - free - torch.cuda.memory_reserved(device)
     try:

@@ -172,6 +172,12 @@ def git_commit() -> str:
     return described.stdout.strip() or "unknown"
 
 
+def trained_by() -> dict[str, Any]:
+    """Return the commit and the versions of what trains here, by their names in checkpoint.json."""
+    versions = {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF}
+    return {"git_commit": git_commit(), "versions": versions}
+
+
 def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps: int, check_owner: Callable[[], None]) -> None:
     """Write checkpoint.json for the last step's slot, which has just been saved. times: seconds, by their names in it."""
     slot = SLOTS[0]
@@ -187,9 +193,8 @@ def publish(job: Job, folder: Path, ranks: Ranks, times: dict[str, float], steps
         "zero_stage": job.runtime.deepspeed.zero_stage,
         **times,
         "tokens_seen": manifest["tokens_seen"],
-        "git_commit": git_commit(),
-        "versions": {"python": platform.python_version()} | {name: version(name) for name in VERSIONS_OF},
     }
+    content |= {key: manifest.get(key, now) for key, now in trained_by().items()}
     check_owner()
     write_json(job.out / CHECKPOINT, content)
     log(f"done: {job.out / CHECKPOINT}")

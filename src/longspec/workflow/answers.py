@@ -33,13 +33,13 @@ class AnswersPlan:
                     f"target itself is to answer; name its answers apart, with the same source: {name}-answers"
                 )
         for name in self.asked:
-            models = {model for model, dataset in self.wanted() if dataset == name}
+            models = {model for each in (choices, *others) for model, dataset in self.wanted(each) if dataset == name}
             if len(models) > 1:
                 raise ValueError(
                     f"data.{name}.{KEY}.endpoint: one server would answer as {' and as '.join(sorted(models))}; choose runs of "
                     f"one of them at a time (--config 'runs=[...]'), or let each job start its target's server: {KEY}.server"
                 )
-        for model, name in self.wanted():
+        for model, name in self.wanted(choices):
             config = next(each for each in choices.configs.values() if each.recipe.model.name == model)
             _, _, positions = sizes_of(config)
             if positions is not None:
@@ -101,23 +101,17 @@ class AnswersPlan:
 
         This is the target's answers if the run trains on them, or if a prompt may contain parts of them; else the raw records.
         """
-        model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *self._read(run)}
+        model, answered = self.choices.model_of(run), {*self.choices.trained_on_by(run), *_read(self.choices, run)}
         return {
             name: self.records(model, name) if name in answered else paths.RAW.format(dataset=name)
             for name in self.choices.evaluation_data(run)
         }
 
-    def _read(self, run: str) -> list[str]:
-        """Return the datasets whose answers may be parts of a run's prompts; whole questions need no answers."""
-        measured = self.choices.evaluation_of.get(run)
-        tasks = [] if measured is None else measured.tasks.values()
-        return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})
-
-    def wanted(self) -> list[tuple[str, str]]:
+    def wanted(self, choices: Choices) -> list[tuple[str, str]]:
         """Return (target, dataset) for each dataset that a target answers."""
-        recipes = [config.recipe for config in self.choices.configs.values()]
+        recipes = [config.recipe for config in choices.configs.values()]
         pairs = [(recipe.model.name, name) for recipe in recipes for name in mix_of(recipe.data.name)]
-        pairs += [(self.choices.model_of(run), name) for run in self.choices.runs for name in self._read(run)]
+        pairs += [(choices.model_of(run), name) for run in choices.runs for name in _read(choices, run)]
         return [pair for pair in dict.fromkeys(pairs) if pair[1] in self.chosen]
 
     # Settings.
@@ -129,3 +123,10 @@ class AnswersPlan:
     def runtime(self, dataset: str) -> str:
         """Return the settings that do not change the answers."""
         return answer_settings.runtime(self.chosen[dataset])
+
+
+def _read(choices: Choices, run: str) -> list[str]:
+    """Return the datasets whose answers may be parts of a run's prompts; whole questions need no answers."""
+    measured = choices.evaluation_of.get(run)
+    tasks = [] if measured is None else measured.tasks.values()
+    return sorted({task.data for task in tasks if isinstance(task, HeldOut) and not task.whole_questions})

@@ -12,12 +12,15 @@ from longspec.workflow.plan import Plan
 ANEW = "and all that follows are made again"
 
 
-def unnoticed(plan: Plan) -> list[str]:
-    """Return a line for each change of targets and data sets that Snakemake does not notice, and if it notices none."""
+def unnoticed(plan: Plan, bench: Plan) -> list[str]:
+    """Return a line for each change of targets and data sets that Snakemake does not notice, and if it notices none.
+
+    bench: what is measured apart.
+    """
     lines = []
     if any(Path("results").glob("*/*/*/recipe.yaml")) and not any(Path(".snakemake/metadata").glob("*")):
         lines.append("results/: .snakemake/ is missing, so no edit of a run is noticed; copy it, or remove its results")
-    return [*lines, *_targets(plan), *_records(plan)]
+    return [*lines, *_targets(plan), *_records(plan, {*plan.datasets_in_use(), *bench.datasets_in_use()})]
 
 
 def _targets(plan: Plan) -> Iterator[str]:
@@ -35,8 +38,8 @@ def _targets(plan: Plan) -> Iterator[str]:
                 yield f"{newer[0]}: is newer than {manifest}; if the target is another one now: -R {rule}"
 
 
-def _records(plan: Plan) -> Iterator[str]:
-    for name in plan.datasets_in_use():
+def _records(plan: Plan, used: set[str]) -> Iterator[str]:
+    for name in sorted(used):
         source = held = plan.data[name]["source"]
         with suppress(OSError, ValueError, KeyError):  # missing or damaged: its job will find that
             made = read_json(manifest := Path(paths.RAW.format(dataset=name)))

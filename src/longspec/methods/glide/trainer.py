@@ -16,7 +16,7 @@ from longspec.config.schema import Model
 from longspec.methods import draft_files
 from longspec.methods.contract import DraftOutput, DraftTrainer, positions_of
 from longspec.methods.glide.layer import GlideLayer, check_draft_state, fresh_layer
-from longspec.methods.glide.settings import BLOCKS, Draft
+from longspec.methods.glide.settings import BLOCKS, RANDOM, Draft
 from longspec.models.attention.backends import AUTO, check_backend
 from longspec.models.attention.visibility import Visibility
 from longspec.models.losses import NO_LABEL, linear_cross_entropy
@@ -90,7 +90,7 @@ class Glide(DraftTrainer):
             check_backend(attention)
             target = load_target(target_model_path, config, dtype or resolve_dtype("auto"), STATES_ATTENTION)
             states = TargetStates(target, attention=attention)
-        super().__init__(states, fresh_layer(states, settings))
+        super().__init__(states, fresh_layer(states, settings if glide_path is None else replace(settings, start=RANDOM)))
         self.config, self.draft_settings = config, settings
         if glide_path is not None:
             file = draft_files.draft_weights_file(glide_path)

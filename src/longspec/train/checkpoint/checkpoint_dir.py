@@ -4,6 +4,7 @@ A checkpoint is written to a folder next to them; one rename commits it, and onl
 newest. No torch: what reads a slot's manifest needs none.
 """
 
+import errno
 import os
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -72,7 +73,9 @@ def find_slot(folder: Path) -> tuple[str, dict[str, Any]] | None:
             continue
         try:
             manifest = read_slot(folder / name)
-        except (OSError, ValueError) as error:  # a part of a disk may be lost for good
+        except (OSError, ValueError) as error:
+            if isinstance(error, OSError) and error.errno != errno.EIO:
+                raise  # it may pass, where a part of a disk is lost for good
             log(f"WARNING checkpoint slot {name} is damaged and not used: {error}")
             damaged[name] = str(error)
             continue

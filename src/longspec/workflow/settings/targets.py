@@ -50,7 +50,9 @@ def config_of(model: Any) -> Path:
     """Return the path of a target's config.json: in its own folder, or in the one that a job fetches or makes."""
     made = model.source.startswith(HUB_PREFIX) or is_gguf(model.source)
     manifest = Path(TARGET.format(model=model.name))
-    known = read_json(manifest).get("source") if made and manifest.is_file() else model.source
+    known = model.source
+    with suppress(ValueError):  # damaged: its job will find that
+        known = read_json(manifest).get("source") if made and manifest.is_file() else known
     here = manifest.with_name("target" if known == model.source else "target-to-come")  # of another source: is made again
     return (here if made else Path(model.source).expanduser()) / "config.json"
 
