@@ -29,6 +29,7 @@ SERVERS = (VLLM, LLAMA_CPP)  # engines with a server, the first choice first
 MEASURES = ("evaluate", "serves_page", "check_serves", "serves")
 AS_LLAMA = ("qwen2",)  # llama.cpp runs no draft beside these architectures; our export writes such a target as llama
 POSITIONS = 2048  # of a text on a CPU, so that its cache fits
+OTHER_METHODS = ("eagle-", "eagle3", "dflash", "dspark")  # in a draft's path, whatever "method" says
 SERVER = ENVIRONMENT | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}  # as for a measurement, but requests come side by side
 
 
@@ -69,6 +70,8 @@ def run(options: argparse.Namespace) -> None:
     folder = draft / (served.layout or "")
     if not folder.is_dir():  # a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
+    if served.kind == "draft_model" and (found := [word for word in OTHER_METHODS if word in str(folder).lower()]):
+        raise ValueError(f"{folder}: vLLM takes a path with {found[0]} for another method; give the run another name")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     numbers = Path(f"results/{name}/serves.json")

@@ -140,9 +140,7 @@ def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[s
     facts, model = target_of(run, folders)
     named, recipe = chosen.get("stage", ""), with_implied(run, facts, model)
     own = stage_of(run, named, facts, folders)["recipe"]["data"] if named in says.stages else {}
-    recipe["data"] = {
-        key: value for key, value in recipe.get("data", {}).items() if key not in own
-    }  # Hydra joins mixes
+    recipe["data"] = {key: value for key, value in recipe.get("data", {}).items() if key not in own}  # Hydra joins mixes
     groups = {"model": says.target if model is None else None, "method": says.method, "deepspeed": says.deepspeed}
     groups["variant"] = next(iter(variants_of(run)), None)
     defaults = [{f"override /{group}": name} for group, name in groups.items() if name is not None]

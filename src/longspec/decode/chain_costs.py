@@ -27,9 +27,8 @@ ROUNDS_OF_BUDGET = 8  # for trees whose size differs from round to round, and th
 REPEATS = 2  # of all measurements
 OF_AN_HOUR = 3600  # seconds after which costs are measured again: a machine's other work comes and goes
 
-# For each way what is measured of it: fields of Way that take the place of its own; by target, for this process.
-Found = dict[Hashable, dict[str, Any]]
-_known: WeakKeyDictionary[Any, dict[tuple[Any, ...], Found]] = WeakKeyDictionary()
+# For each shape the one to decode with, a budget with its prices, and seconds of a round; by target, for this process.
+_known: WeakKeyDictionary[Any, dict[tuple[Any, ...], dict[Hashable, tuple[Shape, float]]]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,8 @@ def _by_rate(target: Any, drafter: Drafter, start: Prefilled, sampling: dict[str
         for old in [each for each in list(of_target) if each[0] != hour]:  # other threads may do so too
             of_target.pop(old, None)
         found = of_target[key] = _costs(target, start, ways, sampling)
-    timed = [replace(way, **found[way.key]) for way in ways]
+    costs = [found[way.key] for way in ways]
+    timed = [replace(way, shape=shape, seconds=seconds) for way, (shape, seconds) in zip(ways, costs, strict=True)]
     return sorted(timed, key=lambda way: (-way.tokens / way.seconds, size_of(way.shape)))
 
 
@@ -136,22 +136,17 @@ def _is_chain(each: Acceptance) -> bool:
     return isinstance(each, TreeAcceptance) and each.copied > 0 and isinstance(each.levels, tuple) and set(each.levels) == {1}
 
 
-def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> Found:
-    """Return for each way, by its key, a round's seconds; of a budget also its shape with prices by the others, and tokens.
-
-    A budget was evaluated at other prices, often with more nodes. Where its own tree ends, a percent of seconds more brings a
-    percent of tokens; where the evaluated one ends, the evaluated price's share of that; between the two, the mean of both.
-    """
+def _costs(target: Any, start: Prefilled, ways: list[Way], sampling: dict[str, Any]) -> dict[Hashable, tuple[Shape, float]]:
+    """Return for each way, by its key, the shape to decode with and a round's seconds. Budgets are priced by the others."""
     fixed = [way for way in ways if not isinstance(way.shape, Budget)]
     seconds = _mean_seconds(target, start, [(way.drafter, way.shape) for way in fixed], sampling)
-    found: Found = {way.key: {"seconds": of} for way, of in zip(fixed, seconds, strict=True)}
+    found: dict[Hashable, tuple[Shape, float]] = {way.key: (way.shape, of) for way, of in zip(fixed, seconds, strict=True)}
     # Without lookup: what it brings depends on the text.
     rate = max(way.tokens / of for way, of in zip(fixed, seconds, strict=True) if not isinstance(way.drafter, LookupDrafter))
     for way in (way for way in ways if way not in fixed):
         shape = _priced(target, way, start, rate, sampling)
-        own, evaluated = _mean_seconds(target, start, [(way.drafter, shape), (way.drafter, way.shape)], sampling)
-        share = (1 + min(1.0, way.shape.node / shape.node)) / 2 if isinstance(way.shape, Budget) and shape.node else 1.0
-        found[way.key] = {"shape": shape, "seconds": own, "tokens": max(1.0, way.tokens * min(1.0, own / evaluated) ** share)}
+        (own,) = _mean_seconds(target, start, [(way.drafter, shape)], sampling)
+        found[way.key] = (shape, own)
     return found
 
 

@@ -14,6 +14,7 @@ from longspec import chain_length, methods
 from longspec.atomic_files import check_files, files_below, read_json
 from longspec.config.names import HUB_PREFIX
 from longspec.config.schema import mix_told
+from longspec.draft.layouts import write_layout
 from longspec.engines import VLLM
 from longspec.shown import brief
 
@@ -22,7 +23,13 @@ HUB = "https://huggingface.co"
 
 
 def files_to_push(folder: Path) -> list[str]:
-    """Return the files of a final draft folder to upload. Raises ValueError if one is missing or changed."""
+    """Return the files of a draft folder to upload, with vLLM's layout, which is made if it is missing.
+
+    Raises ValueError if a file is missing or changed.
+    """
+    served = methods.settings_of(read_json(folder / "config.json")["draft"]).SERVED.get(VLLM)
+    if served is not None and served.layout is not None and not (folder / served.layout).is_dir():
+        write_layout(folder, served.layout)
     listed = read_json(folder / "provenance.json").get("files", {})
     check_files(folder, listed)
     chain_length.read_acceptance(folder)  # written after the folder was put together

@@ -58,7 +58,8 @@ def provenance(folders: Mapping[str, Path], stage: str, target: Path, tokenizer:
     folders: stages by name, in order; stage: the published one, which this code and these versions trained.
     """
     checkpoints = {name: read_json(folder / CHECKPOINT) for name, folder in folders.items()}
-    return {
+    begun = next(iter(checkpoints.values()))["identity"].get("init_weights")  # SHA-256
+    return ({} if begun is None else {"began_with": begun}) | {
         "git_commit": checkpoints[stage].get("git_commit", "unknown"),
         "versions": checkpoints[stage]["versions"],
         "recipes": {name: sha256_file(folder / "recipe.yaml") for name, folder in folders.items()},

@@ -30,6 +30,10 @@ REPRESENTED: dict[str, tuple[Any, ...]] = {
     "use_aux_hidden_state": (None, True),
     "attention_value_scale": (None, 1, 1.0),
     "attention_sink_bias": (None, False),
+    "is_neox_style": (None, True),
+    "rope_is_neox_style": (None, True),
+    "output_multiplier": (None, 1, 1.0),
+    "final_logit_softcapping": (None, 0, 0.0),
 }
 
 
