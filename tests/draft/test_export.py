@@ -166,7 +166,7 @@ def final_draft(verb: Verb, folder: Path, **method: Any) -> Path:
     write_text(folder / "base/recipe.yaml", (folder / "recipe.yaml").read_text())
     write_text(folder / "base/runtime.yaml", to_yaml(compose("train", ["run=demo"]).runtime))
     times = {"training_seconds": 1.0, "world_size": 1, "zero_stage": 1, "versions": {}}
-    write_json(folder / "base/checkpoint.json", {"step": 100, "tokens_seen": 10**6} | times)
+    write_json(folder / "base/checkpoint.json", {"step": 100, "tokens_seen": 10**6, "identity": {}} | times)
     write_text(folder / "target/tokenizer.json", "{}")
     write_json(
         folder / "tokenizer.json",

@@ -99,7 +99,9 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for section in ("recipe", "runtime"):
             write_text(folder / stage / f"{section}.yaml", to_yaml(composed[section]))
         times = {"training_seconds": 1.0, "saving_seconds": 0.1, "world_size": 8, "zero_stage": 1, "versions": {}}
-        write_json(folder / stage / "checkpoint.json", {"step": 100, "tokens_seen": 10**6 * (number + 1)} | times)
+        write_json(
+            folder / stage / "checkpoint.json", {"step": 100, "tokens_seen": 10**6 * (number + 1), "identity": {}} | times
+        )
     recipe = load(folder / "longcot/recipe.yaml", RecipeSchema)
     published = published_layout(GlideLayer(CONFIG).state_dict())
     write_draft(folder / "draft", published, draft_config(str(folder / "model"), recipe))

@@ -4,6 +4,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -81,7 +82,9 @@ def test_a_preset_names_its_files_on_the_hub(
     task, path = place(preset, [record, record])
     manifest = manifest_of(task)
     assert re.fullmatch(r"[0-9a-f]{40}", task.revision)
-    with refused("evaluation.tasks.t.source", f"fetch --source {task.source} --revision {task.revision} --out data/hub/"):
+    with refused(
+        "evaluation.tasks.t.source", f"fetch --source {quote(task.source)} --revision {task.revision} --out data/hub/"
+    ):
         read_prompts("t", task, 1, tokenizer, seed=0, positions=4096)
     files = describe_files(manifest.parent, [f"files/{name}" for name in files_below(manifest.parent / "files")])
     write_json(manifest, {"source": task.source, "revision": task.revision, "files": files})

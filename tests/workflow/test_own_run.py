@@ -45,7 +45,7 @@ def write(settings: Settings, text: str) -> None:
     (settings.folder / "config/run/mine.yaml").write_text(text)
 
 
-def told(settings: Settings) -> list[str]:
+def noticed(settings: Settings) -> list[str]:
     plan = settings.plan(run="mine")
     return unnoticed(plan, bench_of(plan))
 
@@ -77,16 +77,16 @@ def test_records_of_another_source_under_its_name_are_told(own: Settings, monkey
     monkeypatch.chdir(own.folder)
     for source, told in (("inputs/*.jsonl", 0), ("other.jsonl", 1)):
         write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": source}})
-        lines = told(own)
+        lines = noticed(own)
         assert (len(lines), "".join(lines).startswith("data.chats:")) == (told, bool(told))
     inputs = {path: {"bytes": Path(path).stat().st_size} for path in map(str, Path("inputs").glob("*.jsonl"))}
     write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": "inputs/*.jsonl"}, "inputs": inputs})
-    assert told(own) == []
+    assert noticed(own) == []
     path = next(iter(inputs))
     Path(path).write_text(Path(path).read_text() * 2)
-    assert told(own) == []  # newer: Snakemake makes the records again
+    assert noticed(own) == []  # newer: Snakemake makes the records again
     os.utime(path, (0, 0))
-    [line] = told(own)
+    [line] = noticed(own)
     assert f"data.chats: {path}:" in line
 
 
@@ -158,9 +158,9 @@ def test_a_changed_target_and_results_without_their_records_are_told(own: Settin
     """Snakemake notices neither."""
     manifest = Path("models") / recipe_of(own).model.name / "target_manifest.json"
     write_json(manifest, {"path": "my-llama", "files": {"config.json": {}}})
-    assert told(own) == []
+    assert noticed(own) == []
     os.utime("my-llama/config.json", (later := manifest.stat().st_mtime + 9, later))
-    [line] = told(own)
+    [line] = noticed(own)
     check(line, "my-llama/config.json", "-R fetch_target")
     os.utime("my-llama/config.json", (1, 1))
     write(own, "base: demo\nbuild: {layers: 4}\n")
@@ -168,17 +168,17 @@ def test_a_changed_target_and_results_without_their_records_are_told(own: Settin
     write(own, "base: demo\n")
     (manifest := Path("models/demo/build.yaml")).parent.mkdir(parents=True)
     manifest.write_text(deeper)
-    [line] = told(own)
+    [line] = noticed(own)
     check(line, f"{manifest}: is of another build", "recipe.model.name")
     manifest.unlink()
     write(own, RUN)
     Path("results/mine/ttt/train").mkdir(parents=True)
     Path("results/mine/ttt/train/recipe.yaml").touch()
-    [line] = told(own)
+    [line] = noticed(own)
     check(line, "results/", ".snakemake/")
     Path(".snakemake/metadata").mkdir(parents=True)
     Path(".snakemake/metadata/one").touch()
-    assert told(own) == []
+    assert noticed(own) == []
 
 
 def test_of_a_target_that_is_not_there_yet_prompts_leave_room_for_the_text(own: Settings) -> None:
@@ -256,9 +256,9 @@ def test_a_gguf_file_says_its_family_and_its_positions(own: Settings) -> None:
     assert (recipe.model.source, recipe.data.sequence_length) == ("small.gguf", kept["positions"])
     made = Path("models") / recipe.model.name / "target_manifest.json"
     write_json(made, {"source": "small.gguf", "path": "target", "files": {"gone": {}}})
-    assert told(own) == []
+    assert noticed(own) == []
     os.utime("small.gguf", (later := made.stat().st_mtime + 9, later))
-    [line] = told(own)
+    [line] = noticed(own)
     check(line, "small.gguf: is newer", "-R dequantize_target")
 
 
