@@ -99,9 +99,8 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for section in ("recipe", "runtime"):
             write_text(folder / stage / f"{section}.yaml", to_yaml(composed[section]))
         times = {"training_seconds": 1.0, "saving_seconds": 0.1, "world_size": 8, "zero_stage": 1, "versions": {}}
-        write_json(
-            folder / stage / "checkpoint.json", {"step": 100, "tokens_seen": 10**6 * (number + 1), "identity": {}} | times
-        )
+        times |= {"step": 100, "tokens_seen": 10**6 * (number + 1)}
+        write_json(folder / stage / "checkpoint.json", times | {"identity": {"init_weights": "of another draft"}})
     recipe = load(folder / "longcot/recipe.yaml", RecipeSchema)
     published = published_layout(GlideLayer(CONFIG).state_dict())
     write_draft(folder / "draft", published, draft_config(str(folder / "model"), recipe))
@@ -195,6 +194,7 @@ def test_every_byte_and_a_card_arrive(
     write_acceptance(final_draft, [ChainAcceptance(0.0, ((3, 4),))])  # as the report leaves it
     names = files_below(final_draft)
     (final_draft / "notes.txt").write_text("of the owner's own")
+    shutil.rmtree(final_draft / "vllm")  # as a stage's draft by hand, or one from before this layout
     verb("push", final_draft, "--repo", "me/draft", *options)
     repository = hub.repositories["me/draft"]
     assert repository.private is private
@@ -211,6 +211,7 @@ def test_every_byte_and_a_card_arrive(
         "| base | slimpajama | 1024 | base | 1,000,000 |",
         "| longcot | longcot | 32768 | longcot | 3,000,000 |",
         "| base | 0.0005 | 2048 | 100 | AdamW",
+        "The first of these stages began with the weights of another draft",
     ):
         assert line in body
     assert str(final_draft.parent) not in card
