@@ -100,7 +100,7 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             write_text(folder / stage / f"{section}.yaml", to_yaml(composed[section]))
         times = {"training_seconds": 1.0, "saving_seconds": 0.1, "world_size": 8, "zero_stage": 1, "versions": {}}
         times |= {"step": 100, "tokens_seen": 10**6 * (number + 1)}
-        write_json(folder / stage / "checkpoint.json", times | {"identity": {"init_weights": "of another draft"}})
+        write_json(folder / stage / "checkpoint.json", times | {"identity": {"init_weights": "0f" * 32}})
     recipe = load(folder / "longcot/recipe.yaml", RecipeSchema)
     published = published_layout(GlideLayer(CONFIG).state_dict())
     write_draft(folder / "draft", published, draft_config(str(folder / "model"), recipe))

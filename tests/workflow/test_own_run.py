@@ -193,7 +193,7 @@ def test_of_a_target_that_is_not_there_yet_prompts_leave_room_for_the_text(own: 
 
 
 @pytest.mark.parametrize("measured", ["{tasks: {chats: TASK}}", "{bench: {tasks: {chats: TASK}}}"])
-def test_data_may_be_measured_alone(own: Settings, measured: str) -> None:
+def test_data_may_be_measured_alone(own: Settings, measured: str, monkeypatch: pytest.MonkeyPatch) -> None:
     task = "{data: chats, context: [16, 512]}"
     write(own, f"base: demo\ndata: {{chats: inputs/*.jsonl}}\nevaluation: {measured.replace('TASK', task)}\n")
     bench_of(own.plan(run="mine"))
@@ -201,6 +201,10 @@ def test_data_may_be_measured_alone(own: Settings, measured: str) -> None:
     write(own, f"base: demo\ndata: {{chats: {answered}}}\nevaluation: {measured.replace('TASK', task)}\n")
     plan = own.plan(run="mine")
     assert AnswersPlan(plan, bench_of(plan)).shards("demo", "chats"), "the rules make what the bench alone reads"
+    monkeypatch.chdir(own.folder)
+    write_json(Path("data/raw/chats/manifest.json"), {"settings": {"source": "other.jsonl"}})
+    [line] = noticed(own)
+    assert line.startswith("data.chats: its records here are of other.jsonl")
 
 
 def test_a_run_that_derives_from_three_lines_has_their_stage(own: Settings) -> None:

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     if path.exists():
         raise ValueError(f"{path}: is there already; edit it, or give another name")
     if (CONFIG_DIR / f"model/{options.target}.yaml").is_file():
-        raise ValueError(f"--target: {options.target}: is a file of config/model/; write target: {options.target} yourself")
+        raise ValueError(f"--target: {options.target}: is a file of config/model/; write it into a run by hand")
     served = methods.settings_of(options.method).SERVED.get(VLLM)
     comment = "No engine loads this draft yet; transformers' generate and ours do."
     if served is not None:

@@ -71,7 +71,8 @@ def run(options: argparse.Namespace) -> None:
     if not folder.is_dir():  # a draft from before this layout
         raise ValueError(f"{folder}: missing; make it by: longspec export {draft} --layout {folder.name}")
     if served.kind == "draft_model" and (found := [word for word in OTHER_METHODS if word in str(folder).lower()]):
-        raise ValueError(f"{folder}: vLLM takes a path with {found[0]} for another method; give the run another name")
+        copied = f"longspec export {draft} --layout {folder.name} --out <another path>"
+        raise ValueError(f"{folder}: vLLM takes a path with {found[0]} for another method; serve a copy by hand: {copied}")
     more = [*_on_this_machine(config["target_path"], folder), *options.more]
     code = snakemake("serves", "--config", f"run={options.run}", "--allowed-rules", *MEASURES)
     numbers = Path(f"results/{name}/serves.json")

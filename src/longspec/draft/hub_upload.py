@@ -27,11 +27,11 @@ def files_to_push(folder: Path) -> list[str]:
 
     Raises ValueError if a file is missing or changed.
     """
+    listed = read_json(folder / "provenance.json").get("files", {})
+    check_files(folder, listed)
     served = methods.settings_of(read_json(folder / "config.json")["draft"]).SERVED.get(VLLM)
     if served is not None and served.layout is not None and not (folder / served.layout).is_dir():
         write_layout(folder, served.layout)
-    listed = read_json(folder / "provenance.json").get("files", {})
-    check_files(folder, listed)
     chain_length.read_acceptance(folder)  # written after the folder was put together
     later = [name for name in ("provenance.json", chain_length.FILE) if (folder / name).is_file()]
     layout = folder / VLLM

@@ -149,7 +149,7 @@ def train(job: Job, ranks: Ranks, device: torch.device, status: Status, stop: St
         save_load.load(engine, folder / slot, resumed, ranks)
     elif job.init_weights is not None and dtype != torch.float32:
         save_load.begin(engine, read_tensors(draft_weights_file(job.init_weights)))
-    code = stage_folder.trained_by()
+    code = stage_folder.trained_by() if ranks.is_main else {}
     step, tokens_seen, seconds, saving = (resumed[name] for name in ("step", "tokens_seen", "seconds", "saving"))
     with non_retryable(unless=found is not None):
         size = save_load.check_room(engine, folder, steps - step, ranks)

@@ -29,6 +29,8 @@ def dry_batch(trainer: Any, setup: Setup, *, with_llm_loss: bool) -> None:
         others = total - free - torch.cuda.memory_reserved(device)
     try:
         with torch.random.fork_rng([device] if on_gpu else []):
+            for parameter in (each for each in trainer.parameters() if each.requires_grad):  # as from the second micro batch on
+                parameter.grad = torch.zeros_like(parameter)
             later = torch.empty(held_later, dtype=torch.uint8, device=device)
             ids = torch.arange(shape[1], device=device).expand(shape).contiguous() % setup.config.vocab_size
             named = setup.method.heaviest(setup.settings) | {"document_ids": torch.zeros_like(ids)}

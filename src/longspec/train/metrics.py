@@ -27,7 +27,7 @@ def _finite(value: Any) -> Any:
 class Metrics:
     """Write one line per step to a file next to the checkpoints; lines of steps after the resumed one are removed first.
 
-    Those are not read: a node that lost its power may have torn them.
+    Removed lines are not parsed: a node that lost its power may have torn them.
 
     check: called before each write; it does not return if another job writes there.
     """

@@ -81,14 +81,18 @@ def test_any_changed_byte_of_a_slot_is_seen(tmp_path: Path, name: str) -> None:
 def test_a_slot_on_a_lost_part_of_a_disk_gives_way_to_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, step in (("last_2", 10), ("last", 20)):
         write_slot(tmp_path / name, step)
-    read = checkpoint_dir.read_slot
+    read, fault = checkpoint_dir.read_slot, list[int]()
 
     def lost(slot: Path) -> dict[str, Any]:
         if slot.name == "last":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(slot / "weights.pt"))
+            raise OSError(fault[-1], os.strerror(fault[-1]), str(slot / "weights.pt"))
         return read(slot)
 
     monkeypatch.setattr(checkpoint_dir, "read_slot", lost)
+    fault.append(errno.ESTALE)  # which may pass, so that nothing is given up
+    with pytest.raises(OSError, match=r"weights\.pt"):
+        checkpoint_dir.find_slot(tmp_path)
+    fault.append(errno.EIO)
     assert checkpoint_dir.find_slot(tmp_path)[1]["step"] == 10
     assert (tmp_path / "damaged_last/weights.pt").read_text() == "weights of step 20"
 

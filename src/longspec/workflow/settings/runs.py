@@ -203,7 +203,7 @@ def with_lenders(
                     own[run.name, variant, stage] = compose_stage(str(run.path), variant, stage, config_dir)
             check_methods(own, run.file)
             if run.says.build and next(iter(own.values())).recipe.model.source != BUILT:
-                raise ValueError(f"{run.file}: build: this run's target is not made here; remove it, here or in the run's base")
+                raise ValueError(f"{run.file}: build: is for targets trained here; remove `build` from this file or its base")
             configs |= own
             lender = methods.vocabulary_lender(next(iter(own.values())).recipe)
             if lender is not None:
