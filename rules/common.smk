@@ -16,10 +16,10 @@ from longspec.engines import ENGINES, OURS
 from longspec.workflow import paths
 from longspec.workflow.answers import AnswersPlan
 from longspec.workflow.checks import bench_of, check_prompts, checked_plan
-from longspec.workflow.unnoticed import unnoticed
 from longspec.workflow.serves import ServesPlan
 from longspec.workflow.settings.workflow_file import check_text, typed_call
 from longspec.workflow.states import StatesPlan
+from longspec.workflow.unnoticed import unnoticed
 
 
 @contextmanager

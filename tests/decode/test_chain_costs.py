@@ -270,7 +270,7 @@ def test_sampled_rounds_are_timed_as_they_are_sampled(monkeypatch: pytest.Monkey
 
 
 def test_a_budget_has_the_prices_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A level costs 0.04 rounds and a node 0.01, at 2 tokens a round of the best chain."""
+    """A level costs 0.04 rounds and a node 0.01, at 2 tokens a round of the best chain; the tree is taken if it pays."""
     target = make_target(5)
     drafter = make_drafter("glide", target)
     drafter.acceptance = (ChainAcceptance(0.0, ((1, 1),)), TreeAcceptance(0.0, Budget(11), 30, 10))

@@ -71,9 +71,8 @@ def plan(options: Namespace) -> int:
         return done.returncode
     checked = plan_of(options.run)
     print("".join(f"{line}\n" for line in unnoticed(checked, bench_of(checked))), end="")
-    files = [
-        line.split("\t") for line in done.stdout.splitlines() if "\t" in line
-    ]  # each file's name, date, rule, log, status, plan
+    # A line for each file: its name, date, rule, log, status, plan.
+    files = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
     made = {name: rule for name, _, rule, *_, planned in files if planned == "update pending"}
     if not made:
         print("nothing to be done: all files are there and up to date")

@@ -138,16 +138,17 @@ def _told_by_run(overrides: list[str], folders: list[Path]) -> tuple[Run, list[s
     for group in (NODE, STAGE_NODE):  # of a run that was composed earlier
         store.repo.pop(group, None)
     facts, model = target_of(run, folders)
+    nodes = {name: stage_of(run, name, facts, folders) for name in says.stages}
     named, recipe = chosen.get("stage", ""), with_implied(run, facts, model)
-    own = stage_of(run, named, facts, folders)["recipe"]["data"] if named in says.stages else {}
+    own = nodes[named]["recipe"]["data"] if named in nodes else {}
     recipe["data"] = {key: value for key, value in recipe.get("data", {}).items() if key not in own}  # Hydra joins mixes
     groups = {"model": says.target if model is None else None, "method": says.method, "deepspeed": says.deepspeed}
     groups["variant"] = next(iter(variants_of(run)), None)
     defaults = [{f"override /{group}": name} for group, name in groups.items() if name is not None]
     sections = {"recipe": recipe, "runtime": says.runtime, "build": says.build}
     store.store(run.name, {"defaults": [*defaults, "_self_"], **sections}, NODE, "_global_")
-    for name in says.stages:
-        store.store(f"{run.name}_{name}", stage_of(run, name, facts, folders), STAGE_NODE, "_global_")
+    for name, node in nodes.items():
+        store.store(f"{run.name}_{name}", node, STAGE_NODE, "_global_")
     others = [override for override in overrides if not override.startswith(f"{RUN}=")]
     if named in says.stages:
         others = [override for override in others if not override.startswith("stage=")]

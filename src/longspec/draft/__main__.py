@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import yaml
 
-from longspec import shown
+from longspec import atomic_files, shown
 from longspec.atomic_files import check_files, checked_folder, describe_files, files_below, new_folder, read_json, write_json
 from longspec.distributed import log
 
@@ -48,12 +48,11 @@ def extract(options: argparse.Namespace) -> None:
 
 def fetch_(options: argparse.Namespace) -> None:
     """Fetch a draft made elsewhere from the hub, or find it in a folder, and write its manifest."""
-    from longspec.atomic_files import path_text
     from longspec.draft.fetch import fetch
 
     options.out.unlink(missing_ok=True)  # an old manifest must not describe files that a download changes
     folder, manifest = fetch(options.source, options.out.parent / "files")
-    write_json(options.out, {"path": path_text(folder), **manifest})
+    write_json(options.out, {"path": atomic_files.path_text(folder), **manifest})
 
 
 def import_(options: argparse.Namespace) -> None:

@@ -15,7 +15,6 @@ from longspec.draft_vocabulary import DraftVocabulary, tokenizer_files
 from longspec.methods import method_of
 from longspec.methods.contract import Method
 from longspec.methods.draft_files import CONFIG, METHOD, PTH, SAFETENSORS, draft_manifest
-from longspec.methods.layer_config import LAYER_FIELDS
 from longspec.models.target_config import read_target_config
 
 VOCABULARY = "draft_vocabulary.json"
@@ -36,8 +35,8 @@ except ModuleNotFoundError as error:
 
 __all__ = ["generate"]
 '''
-BESIDE_THE_LAYER = ("model_type", "num_hidden_layers", "head_dim", "rope_parameters")
-TARGET_FIELDS = (*BESIDE_THE_LAYER, *(name for name in LAYER_FIELDS if name != "hidden_act"))
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim")
+TARGET_FIELDS = ("model_type", *SIZES, "vocab_size", "rms_norm_eps", "max_position_embeddings", "rope_parameters")
 
 
 def empty_layer(method: Method, config: Any, settings: Any) -> nn.Module:

@@ -28,7 +28,6 @@ class Metrics:
     """Write one line per step to a file next to the checkpoints; lines of steps after the resumed one are removed first.
 
     Removed lines are not parsed: a node that lost its power may have torn them.
-
     check: called before each write; it does not return if another job writes there.
     """
 

@@ -36,8 +36,8 @@ complete and check a run's file. `longspec new` writes the first line that VS Co
 One file is a whole run: [own-model.md](own-model.md). `config/workflow.yaml` holds what all runs share.
 
 The column `default` shows the type's default. A stage begins with a file of `config/stage/`, whose values override it: a run
-with one data set begins with `config/stage/train.yaml`. Where `evaluation` and `gates` show no default, the value is in
-`config/workflow.yaml`.
+with one data set begins with `config/stage/train.yaml`. Where the column is empty for `evaluation` and `gates`,
+`config/workflow.yaml` has the default.
 """
 
 

@@ -105,9 +105,8 @@ def _open_bytes(path: Path, compression: str) -> Iterator[io.BufferedReader]:
         with io.BufferedReader(pa.input_stream(str(path), compression=compression or None), PIECE) as reader:
             yield reader
     except OSError as error:
-        raise ValueError(
-            f"{path}: {error}; cut off, corrupt (get it again), or made by zstd --long (make it without)"
-        ) from error
+        long = ", or make it without --long" if compression == "zstd" else ""
+        raise ValueError(f"{path}: {error}; it is cut off or corrupt, so records are missing: get it again{long}") from error
 
 
 def _item(path: Path, number: int, original: bytes, content: bytes, cut: str = "") -> Item:

@@ -78,10 +78,10 @@ def copy_target(draft: GlideLayer, states: Any, start: str) -> None:
     """
     layers = states.target.model.layers
     chosen, last = layers[-1 if start == LAST else len(layers) // 2], layers[-1]
-    lacks = "norms of queries and keys" if hasattr(last.self_attn, "q_norm") else ""
-    lacks = lacks if isinstance(getattr(chosen.mlp, "down_proj", None), nn.Linear) else "experts"
-    if lacks:
-        raise ValueError(f"recipe.draft.start: {start}: that layer of the target has {lacks}, the draft has none; give random")
+    parts = {"experts": not isinstance(getattr(chosen.mlp, "down_proj", None), nn.Linear)}
+    parts["norms of queries and keys"] = hasattr(last.self_attn, "q_norm")
+    for part in (name for name, is_there in parts.items() if is_there):
+        raise ValueError(f"recipe.draft.start: {start}: that layer of the target has {part}, the draft has none; give random")
     pairs = [
         (draft.input_layernorm, chosen.input_layernorm),
         (draft.post_self_attention_layernorm, last.input_layernorm),

@@ -48,13 +48,12 @@ def learn(run: Run, target: str) -> None:
 
 def config_of(model: Any) -> Path:
     """Return the path of a target's config.json: in its own folder, or in the one that a job fetches or makes."""
-    made = model.source.startswith(HUB_PREFIX) or is_gguf(model.source)
-    manifest = Path(TARGET.format(model=model.name))
-    known = model.source
-    with suppress(ValueError):  # damaged: its job will find that
-        known = read_json(manifest).get("source") if made and manifest.is_file() else known
-    here = manifest.with_name("target" if known == model.source else "target-to-come")  # of another source: is made again
-    return (here if made else Path(model.source).expanduser()) / "config.json"
+    if not (model.source.startswith(HUB_PREFIX) or is_gguf(model.source)):
+        return Path(model.source).expanduser() / "config.json"
+    manifest, folder = Path(TARGET.format(model=model.name)), "target"
+    with suppress(OSError, ValueError, KeyError):  # not here yet, or damaged: its job will find that
+        folder = "target" if read_json(manifest)["source"] == model.source else "target-to-come"  # it is made anew
+    return manifest.with_name(folder) / "config.json"
 
 
 def check_target(key: str, recipe: Any) -> None:
